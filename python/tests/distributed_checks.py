@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 import traceback
+import unittest.mock
 
 import torch
 import torch.distributed as dist
@@ -277,6 +278,35 @@ def expect_error(kind: type[Exception], text: str, call) -> None:
         assert text in str(error), error
     else:
         raise AssertionError(f"no error: {text}")
+
+
+def check_auto_where_the_native_transport_fails(rank: int, ranks: int) -> None:
+    """As GPUs of one host that do not reach each other do; here none has a GPU, and one fails alone."""
+    if ranks == 1:
+        return
+    make = uniep.Group._make_engine
+
+    def make_engine(group, *given):
+        if group.transport == "native" and rank > 0:
+            group._unique_id()
+            group.transport = "torch"  # as if the native one had been made
+        return make(group, *given)
+
+    with unittest.mock.patch.object(uniep.Group, "_choose", lambda *_: ("native", "told so")):
+        with unittest.mock.patch.object(uniep.Group, "_make_engine", make_engine):
+            group = uniep.Group(shared=False)
+        with group:
+            assert group.transport == "torch" and not group.engine.has_ended
+            text = "the GPUs have no native transport: launch: processes needs the cuda engine"
+            assert group.why.startswith(text), group.why
+            layer = make_layer([24, 8, 16, 8][:ranks])
+            got = run_moe(layer, rank, layer.local(rank, ranks), group=group)
+            assert_same(got, expected_of_rank(layer, rank, ranks))
+        try:
+            uniep.Group(transport="native", shared=False)
+        except uniep.Unsupported:
+            return
+    raise AssertionError("who asks for native gets nothing else")
 
 
 def check_stats_of_a_rank_that_waits(rank: int, ranks: int) -> None:

@@ -178,6 +178,34 @@ def check_capacity(world):
         world.expect_same(world.run(layer, group), expected, f"behind an overflow, {group.transport}")
 
 
+def check_no_optimizer_steps_behind_a_failed_call(world):
+    """The last rank comes to backward later than the others wait. Nobody's weights change, as it is told as well."""
+    if world.cpu or world.ranks == 1:
+        return
+    layer, late = world.medium(), world.rank == world.ranks - 1
+    expected = world.run(layer)
+    with uniep.Group(device=world.device, timeout_s=5, arrival_timeout_s=2, shared=False) as group:
+        world.expect_same(world.run(layer, group), expected, "before")
+        leaves = world.leaves(layer)
+        before = [weight.detach().clone() for weight in leaves[3:]]
+        y = uniep.moe(*leaves, group=group)
+        group.synchronize()
+        dist.barrier(group=world.host)
+        time.sleep(6 if late else 0)
+        raised = ""
+        try:
+            y.backward(layer.dy[world.rank])
+            torch.optim.SGD(leaves[3:], lr=1.0).step()
+        except TimeoutError as error:
+            raised = str(error)
+        world.expect(raised, "no TimeoutError")
+        unchanged = all(same_bits(weight, kept) for weight, kept in zip(leaves[3:], before, strict=True))
+        world.expect(unchanged, "the optimizer has stepped")
+        dist.barrier(group=world.host)
+        group.recover()
+        world.expect_same(world.run(layer, group), expected, "behind it")
+
+
 def check_autograd_thread(world):
     layer = world.medium()
     expected = world.run(layer)
@@ -384,6 +412,29 @@ def check_memory_stays(world):
             before = torch.cuda.memory_allocated()
     world.synchronize()
     world.expect(torch.cuda.memory_allocated() == before, f"{before} bytes, then {torch.cuda.memory_allocated()}")
+
+
+def check_memory_that_torch_caches(world):
+    """A layer grows where torch has cached all that was free on one rank."""
+    if world.cpu:
+        return
+    layer = world.medium(tokens=1000)
+    expected = world.run(layer)
+    small, large = (world.medium(seed=2, tokens=tokens) for tokens in (100, 60000))
+    with uniep.Group(device=world.device, shared=False) as group:
+        world.run(small, group)
+        torch.cuda.empty_cache()
+        if world.rank == world.ranks - 1:
+            free, _ = torch.cuda.mem_get_info()
+            piece = 1 << 30
+            hoard = [torch.empty(piece, dtype=torch.uint8, device=world.device) for _ in range(free // piece)]
+            hoard.append(torch.empty(max(free % piece - (64 << 20), 1), dtype=torch.uint8, device=world.device))
+            del hoard
+        before = torch.cuda.memory_reserved()
+        world.run(large, group)
+        given = before - torch.cuda.memory_reserved()
+        world.expect(given > 0 or world.rank < world.ranks - 1, f"torch has {-given >> 20} MiB more than before")
+        world.expect_same(world.run(layer, group), expected, "behind it")
 
 
 def check_groups(world):

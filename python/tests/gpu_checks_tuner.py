@@ -2,16 +2,20 @@
 
 import collections
 import contextlib
+import json
 import os
+import pathlib
+import statistics
 import tempfile
 import time
+import unittest.mock
 
 import torch
 import torch.distributed as dist
 
 import uniep
 from layers import same_bits
-from uniep import candidate_check
+from uniep import candidate_check, tuning
 
 _COMPILED = "compiled on all ranks: "
 _SECONDS = 120  # for a kernel, which takes some ten, and for calls that are timed with it
@@ -127,3 +131,46 @@ def check_tuner(world):
             print(
                 f"  {group.transport}: {spent.tried_calls} calls tried in {steps} steps, {dict(verdicts)}", flush=True
             )
+
+
+def seconds_of_calls(world, measurement, pairs):
+    """Medians of forward and backward under each pair of Schedules, on the slowest rank: by the host's clock, many
+    calls of a kind behind each other, the kinds in turn, so that queueing a call is hidden by the one before."""
+    calls, rounds = (2, 3) if world.cpu else (20, 8)
+    times = {pair: [] for pair in pairs}
+    for number in range(rounds + 1):
+        for pair in pairs:
+            dist.barrier(group=world.host)
+            begin = time.perf_counter()
+            for _ in range(calls):
+                measurement._run(pair)
+            world.synchronize()
+            if number > 0:
+                times[pair].append((time.perf_counter() - begin) / calls)
+    everybodys = [None] * world.ranks
+    dist.all_gather_object(everybodys, [statistics.median(times[pair]) for pair in pairs], group=world.host)
+    return [max(ones) for ones in zip(*everybodys, strict=True)]
+
+
+def check_autotune(world):
+    """What autotune() says that calls take is what they take, and what it chooses is no slower than "auto"."""
+    hidden, intermediate, experts, tokens = (64, 32, 4, 64) if world.cpu else (2048, 768, 16, 8192)
+    group = world.native
+    layer = uniep.MoELayer(hidden, intermediate, experts * world.ranks, 4 if world.cpu else 8, group=group)
+    layer.to(world.device)
+    with tempfile.TemporaryDirectory() as folder:
+        kept = pathlib.Path(folder) / "schedules.json"
+        with unittest.mock.patch.object(tuning, "_file", lambda: kept):
+            begin = time.perf_counter()
+            chosen = uniep.autotune(layer, tokens=tokens, seconds=2 if world.cpu else 10)
+            took = time.perf_counter() - begin
+        entry = json.loads(kept.read_text())["schedules"] if world.rank == 0 else {}
+    world.expect(all(weight.grad is None for weight in layer.parameters()), "there are gradients")
+    measurement = tuning._Measurement(layer.experts, tokens, layer.topk)
+    del group.tuned[measurement.key]
+    default, own = seconds_of_calls(world, measurement, [("auto", "auto"), chosen])
+    world.expect(own < (2 if world.cpu else 1.03) * default, f"{chosen}: {own} s, auto {default} s")
+    if world.rank == 0:
+        said = sum(entry[tuning.machine(group)][measurement.key]["seconds"])
+        world.expect(world.cpu or abs(said / own - 1) < 0.1, f"{chosen}: {own} s, autotune says {said}")
+        print(f"  {chosen}: {1e3 * own:.3f} ms, said {1e3 * said:.3f}, auto {1e3 * default:.3f}, after {took:.0f} s")

@@ -62,7 +62,7 @@ def test_the_library_gets_it_in_the_place_of_an_id(monkeypatch):
     group = dist.ProcessGroup(1, 2)
     for communicator in ("borrow", "own"):
         with pytest.raises(uniep.Unsupported, match="no GPU here"):
-            uniep.Group(group, device="cpu", communicator=communicator)
+            uniep.Group(group, "native", device="cpu", communicator=communicator)
     borrowed, own = given
     assert (borrowed["communicator"], borrowed["rank"], borrowed["ranks"]) == (4096, 1, 2)
     assert "unique_id" not in borrowed and "communicator" not in own and own["unique_id"]

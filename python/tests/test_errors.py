@@ -9,6 +9,7 @@ import uniep
 import uniep.call as call_module
 import uniep.layer as layer_module
 from layers import make_layer
+from uniep import late_errors
 from uniep.engine import Engine
 
 OUT_OF_MEMORY = 6
@@ -94,6 +95,7 @@ def test_arguments_of_group():
         ({"device": "meta"}, "device: meta; legal are cpu and cuda"),
         ({"workers": -1}, "workers: -1; must be 0"),
         ({"timeout_s": 0}, "timeout_s: 0; must be above 0"),
+        ({"arrival_timeout_s": -1}, "arrival_timeout_s: -1; must be above 0, or None"),
     ]:
         with pytest.raises(ValueError, match=message):
             uniep.Group(**arguments)
@@ -229,3 +231,76 @@ def test_memory_that_torch_has_not_is_torchs_error(monkeypatch):
         call()
     monkeypatch.undo()
     call()
+
+
+class Several:
+    """Stands for a Group whose last call has failed, which its next call would tell."""
+
+    transport = "native"
+
+    def __init__(self, size, raises=True):
+        self.size, self.raises, self.waits = size, raises, 0
+        self.engine = types.SimpleNamespace(has_ended=False)
+
+    def synchronize(self):
+        self.waits += 1
+        if self.raises:
+            raise TimeoutError("rank 1 did not come")
+
+
+def weight_and_optimizer():
+    weight = torch.nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    return weight, torch.optim.SGD([weight], lr=1.0)
+
+
+def test_no_optimizer_steps_with_what_a_failed_call_left():
+    weight, optimizer = weight_and_optimizer()
+    group = Several(2)
+    late_errors.note_call(group, None)
+    with pytest.raises(TimeoutError, match="rank 1 did not come"):
+        optimizer.step()
+    assert group.waits == 1 and torch.equal(weight, torch.ones(2))
+    optimizer.step()  # of a step without a call
+    assert group.waits == 1 and torch.equal(weight, torch.zeros(2))
+
+
+def test_no_optimizer_waits_for_calls_that_return_with_their_errors():
+    by_torch, one_rank = Several(2), Several(1)
+    by_torch.transport = "torch"
+    ended = Several(2)
+    ended.engine.has_ended = True
+    for group in (by_torch, one_rank, ended):
+        late_errors.note_call(group, None)
+    weight, optimizer = weight_and_optimizer()
+    optimizer.step()
+    assert (by_torch.waits, one_rank.waits, ended.waits) == (0, 0, 0) and torch.equal(weight, torch.zeros(2))
+    late_errors.note_call(one_rank, (128, 8))
+    with pytest.raises(TimeoutError):
+        optimizer.step()
+
+
+def test_optimizers_inside_of_backward_do_not_wait():
+    weight, optimizer = weight_and_optimizer()
+    group = Several(2)
+    late_errors.note_call(group, None)
+    weight.register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    weight.sum().backward()
+    assert group.waits == 0 and torch.equal(weight, -torch.ones(2))
+    with pytest.raises(TimeoutError):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("kind", ["moe", "exchange"])
+def test_calls_are_known_to_the_optimizer(kind, monkeypatch):
+    _, optimizer = weight_and_optimizer()
+    with uniep.Group("self", workers=3) as group:
+        waits = []
+        monkeypatch.setattr(group, "synchronize", lambda: waits.append(kind))
+        layer = make_layer([8])
+        if kind == "moe":
+            call(group=group, capacity=(2048, 8))
+        else:
+            uniep.place(layer.ids[0], layer.probs[0], num_experts=8, hidden=64, group=group, capacity=(2048, 8))
+        optimizer.step()
+    assert waits == [kind]

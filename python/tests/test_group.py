@@ -1,5 +1,6 @@
 """What a Group tells of itself: errors so far, and the memory that it holds; how it ends."""
 
+import datetime
 import os
 import signal
 import threading
@@ -11,7 +12,7 @@ import torch
 
 import uniep
 from layers import make_layer, run_moe, same_bits
-from uniep.group import _tell_transport
+from uniep.group import _arrival_limit, _tell_transport
 
 
 def test_check_and_synchronize_after_calls_that_went_well_or_were_refused():
@@ -215,3 +216,33 @@ def test_abort_of_all_groups():
         with pytest.raises(TimeoutError, match="group: aborted"):
             group.check()
         group.close()
+
+
+def test_layers_wait_as_long_as_collectives_may(monkeypatch):
+    """For a rank that comes late; where nobody says another limit."""
+    monkeypatch.delenv("UNIEP_ARRIVAL_TIMEOUT_S", raising=False)
+
+    def limit(**timeout):
+        options = types.SimpleNamespace(_timeout=datetime.timedelta(**timeout))
+        pg = types.SimpleNamespace(_get_backend=lambda _: types.SimpleNamespace(options=options))
+        return _arrival_limit(pg, torch.device("cuda", 0))
+
+    assert (limit(minutes=3), limit(minutes=10), limit(hours=1), limit(days=99)) == (0, 0, 3600, 1e6)
+    assert _arrival_limit(None, torch.device("cpu")) == 0
+
+    def no_backend(_):
+        raise RuntimeError("no backend")
+
+    assert _arrival_limit(types.SimpleNamespace(_get_backend=no_backend), torch.device("cpu")) == 0
+    monkeypatch.setenv("UNIEP_ARRIVAL_TIMEOUT_S", "5")
+    assert limit(hours=1) == 0
+
+
+@pytest.mark.parametrize(("given", "told"), [({}, 0), ({"arrival_timeout_s": 7}, 7)])
+def test_the_library_is_told_the_limit(given, told, monkeypatch):
+    options = []
+    engine = uniep.group.Engine
+    monkeypatch.setattr(uniep.group, "Engine", lambda device, of: options.append(of) or engine(device, of))
+    with uniep.Group("self", device="cpu", shared=False, **given):
+        pass
+    assert options[0]["arrival_timeout_seconds"] == told

@@ -99,7 +99,7 @@ def test_the_hook_of_an_in_process_restart_ends_all_groups(megatron, monkeypatch
 
 def test_the_optimizer_goes_on_behind_an_in_process_restart(megatron):
     """Calls of the attempt that was aborted are not asked for, although something still refers to its group."""
-    from uniep.megatron.overflow import check_before_optimizer
+    from uniep.late_errors import note_call
 
     asked = []
     aborted, new = (uniep.Group("self", workers=workers) for workers in (2, 3))
@@ -107,7 +107,7 @@ def test_the_optimizer_goes_on_behind_an_in_process_restart(megatron):
     weight.grad = torch.ones(2)
     with pytest.MonkeyPatch.context() as patch, new:
         for group in (aborted, new):
-            check_before_optimizer(group)
+            note_call(group, (128, 8))
             patch.setattr(group, "synchronize", lambda group=group: asked.append(group))
         aborted.abort()
         torch.optim.SGD([weight], lr=1.0).step()

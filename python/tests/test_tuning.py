@@ -13,7 +13,11 @@ import torch
 
 import uniep
 from layers import assert_same, make_layer, run_moe
-from uniep import tuning
+from uniep import reserved_sms, tuning
+from uniep.numerics import PLAIN
+
+SIZES = "H 64, I 32, E 8, K 2"
+PLAIN_NAMES = {"activation": "swiglu", "router_weight": "activation", "bias": False}
 
 
 @pytest.fixture
@@ -111,6 +115,65 @@ def test_auto_takes_it_and_the_bits_are_equal(folder, monkeypatch):
         assert asked == [b"fusion=none"]
 
 
+def test_what_is_not_legal_beside_collectives_is_not_used(folder, caplog):
+    """An entry is of calls that leave no SM; here fewer are left than it has dispatch. On GPUs pairs of CTAs need an
+    even number."""
+    batch = make_layer([40])
+    pair = "comm.where=sms,comm.dispatch_sms=3", "fusion=none"
+    with caplog.at_level(logging.WARNING, "uniep"), uniep.Group("self", workers=8) as group:
+        group.tuned[SIZES] = pair
+        assert tuning.choose(group, 64, 32, 8, 2) == pair and not caplog.messages
+        group.reserved = 6
+        assert tuning.choose(group, 64, 32, 8, 2) == ("auto", "auto")
+        assert tuning.tuned_sizes(group, "swiglu", "activation", False) == (((64, 32, 8, 2), ("auto", "auto")),)
+        for _ in range(2):
+            run_moe(batch, 0, batch.local(0, 1), group=group)
+        (line,) = caplog.messages
+        assert line.startswith(
+            f"{SIZES}: the tuned schedules are not used here: illegal schedule: comm.dispatch_sms=3: with"
+        )
+        group.reserved = 1
+        assert tuning.choose(group, 64, 32, 8, 2) == pair
+        group.reserved = None  # not known: the call itself says so
+        assert tuning.choose(group, 64, 32, 8, 2) == pair
+
+
+def test_a_whole_schedule_lends_what_the_default_lends(folder, monkeypatch):
+    """As `uniep tune` writes it: with all fields, those of SMs that only copy being 0."""
+    with uniep.Group("self", workers=4) as group:
+        whole = json.loads(
+            group.engine.resolve(tuning._config(group, (64, 32, 8, 2), PLAIN), 0, b"comm.where=warps,queue=dynamic")
+        )
+        entry = {
+            "direction": "forward",
+            "tokens": 64,
+            "shape": {"hidden": 64, "intermediate": 32, "experts": 8, "topk": 2},
+        }
+        entry |= {"numerics": {**PLAIN_NAMES, "combine_groups": 0}, "schedule": whole}
+        monkeypatch.setattr(group.engine, "tuned_schedules", lambda file: json.dumps({"schedules": [entry]}))
+        forward, _ = tuning._of_tune(group, None)[SIZES]
+        assert "comm.dispatch_sms=0" in forward and reserved_sms.leave(forward, 2, True).endswith("comm.lend_sms=on")
+
+
+def test_a_file_that_can_not_be_written_leaves_nothing(folder, slow, monkeypatch, caplog):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with caplog.at_level(logging.WARNING, "uniep"), uniep.Group("self", workers=3) as group:
+        layer = uniep.MoELayer(hidden=64, intermediate=32, num_experts=8, topk=2, group=group)
+        assert uniep.autotune(layer, tokens=32, seconds=0.1) == ("fusion=none", "fusion=none")
+    assert any("is not written" in line for line in caplog.messages) and not list(folder.glob("*.json"))
+
+
+def test_others_may_read_what_is_kept(folder, slow):
+    with uniep.Group("self", workers=3) as group:
+        uniep.autotune(
+            uniep.MoELayer(hidden=64, intermediate=32, num_experts=8, topk=2, group=group), tokens=32, seconds=0.1
+        )
+    assert stat.S_IMODE((folder / "schedules.json").stat().st_mode) == 0o644
+
+
 @pytest.mark.parametrize(
     "content", ["{", "[]", '{"format": 99, "schedules": {}}', '{"format": 1}', '{"format": 1, "schedules": [3]}']
 )
@@ -121,7 +184,6 @@ def test_a_broken_file_is_as_none(folder, content):
         assert group.tuned == {}
 
 
-SIZES = "H 64, I 32, E 8, K 2"
 DAMAGED = {
     "no backward": (SIZES, {"forward": "auto"}),
     "no texts": (SIZES, {"forward": "auto", "backward": None}),
@@ -285,6 +347,7 @@ def test_errors():
     for options, text in (
         ({"tokens": 0}, "tokens: 0; must be 1 or more"),
         ({"seconds": 0}, "seconds: 0; must be above 0"),
+        ({"seconds": float("inf")}, "seconds: inf; must be above 0, and finite"),
         ({"topk": 9}, "topk: 9; must be 1 to num_experts, 8"),
     ):
         with pytest.raises(ValueError, match=text):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import datetime
 import itertools
 import logging
 import os
@@ -15,11 +16,13 @@ import torch.distributed as dist
 
 from uniep import capture, communicators, cuda_libraries, library, peers, reserved_sms, tuning
 from uniep.engine import Engine
+from uniep.errors import DeviceError, Unsupported
 
 _log = logging.getLogger("uniep")
 _TRANSPORTS = ("auto", "native", "torch")
 _MOST_NATIVE_RANKS = 8
 _ASKED_FOR = "asked for"
+_ARRIVAL_SECONDS, _LONGEST_SECONDS = 600, 1e6  # the library's default, and the longest limit that it takes
 _told: set[str] = set()
 _numbers = itertools.count()
 _by_name: weakref.WeakValueDictionary[str, Group] = weakref.WeakValueDictionary()
@@ -41,6 +44,7 @@ class _Arguments(typing.NamedTuple):
     transport: str
     workers: int
     timeout_s: float | None
+    arrival_timeout_s: float | None
     reserve_sms: int | str
     communicator: str
 
@@ -58,6 +62,7 @@ class _Cached(type):
         device: torch.device | str | int | None = None,
         workers: int = 0,
         timeout_s: float | None = None,
+        arrival_timeout_s: float | None = None,
         reserve_sms: int | str = "auto",
         communicator: str = "own",
         shared: bool = True,
@@ -69,7 +74,8 @@ class _Cached(type):
         elif not _may_be_process_group(pg):
             hint = " (get_group() of a mesh)" if hasattr(pg, "get_group") else ""
             raise ValueError(f"pg: {pg!r}; legal are a process group{hint}, 'self' and None")
-        given = _Arguments(pg, _device(device), transport, workers, timeout_s, reserve_sms, communicator)
+        limits = timeout_s, arrival_timeout_s
+        given = _Arguments(pg, _device(device), transport, workers, *limits, reserve_sms, communicator)
         found = cls.groups.get(given) if shared else None
         if found is not None:
             return found
@@ -94,8 +100,9 @@ def _check(given: _Arguments) -> None:
         raise ValueError(f"transport: {given.transport!r}; legal are {', '.join(_TRANSPORTS)}")
     if given.workers < 0:
         raise ValueError(f"workers: {given.workers}; must be 0 (the engine's choice) or more")
-    if given.timeout_s is not None and not given.timeout_s > 0:
-        raise ValueError(f"timeout_s: {given.timeout_s}; must be above 0, or None")
+    for name, limit in (("timeout_s", given.timeout_s), ("arrival_timeout_s", given.arrival_timeout_s)):
+        if limit is not None and not limit > 0:
+            raise ValueError(f"{name}: {limit}; must be above 0, or None")
     reserved_sms.checked(given.reserve_sms)
     communicators.checked(given.communicator)
 
@@ -134,6 +141,19 @@ def _tell_transport(group: Group) -> None:
         _log.info("transport %s: %s", group.transport, group.why)
 
 
+def _arrival_limit(pg: dist.ProcessGroup | None, device: torch.device) -> float:
+    """Seconds; 0: the library's own choice. A job that lets its collectives wait for longer means layers, too."""
+    if pg is None or os.environ.get("UNIEP_ARRIVAL_TIMEOUT_S"):
+        return 0
+    try:
+        limit = getattr(getattr(pg._get_backend(device), "options", None), "_timeout", None)
+    except RuntimeError:  # it has no backend of this device
+        return 0
+    if not isinstance(limit, datetime.timedelta) or limit.total_seconds() <= _ARRIVAL_SECONDS:
+        return 0
+    return min(limit.total_seconds(), _LONGEST_SECONDS)
+
+
 def _has_hopper() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability()[0] == 9
 
@@ -162,6 +182,8 @@ class Group(metaclass=_Cached):
         device: of all tensors; None: this process's current GPU where that is a Hopper GPU, else the CPU.
         workers: threads of the CPU engine (0: its choice); on a GPU the number of SMs.
         timeout_s: bound of a wait for a peer that has begun a call (native); None: UNIEP_TIMEOUT_S, or 60.
+        arrival_timeout_s: bound of a wait for a peer that has not begun it (native); None: UNIEP_ARRIVAL_TIMEOUT_S, or
+            the time-out of `pg`, but at least 600.
         reserve_sms: SMs that calls of several ranks leave to NCCL's collectives beside them (native, on GPUs), where a
             schedule does not say it by comm.reserve_sms; "auto": what collectives of run_beside()'s groups can take.
         communicator: how native ranks find each other. "own": by an id that rank 0 broadcasts over `pg`, of whatever
@@ -196,6 +218,7 @@ class Group(metaclass=_Cached):
         device: torch.device | str | int | None = None,
         workers: int = 0,
         timeout_s: float | None = None,
+        arrival_timeout_s: float | None = None,
         reserve_sms: int | str = "auto",
         communicator: str = "own",
         shared: bool = True,  # the metaclass's alone
@@ -215,7 +238,42 @@ class Group(metaclass=_Cached):
         if self.size > 1:
             self.processes = peers.gather_objects(self, peers.own_process(), "what the ranks say of themselves")
         self.transport, self.why = self._choose(transport)
-        options: dict[str, typing.Any] = {"ranks": 1, "workers": workers, "timeout_seconds": timeout_s or 0}
+        options: dict[str, typing.Any] = {"workers": workers, "timeout_seconds": timeout_s or 0}
+        options["arrival_timeout_seconds"] = arrival_timeout_s or _arrival_limit(self.process_group, self.device)
+        self.engine = self._first_engine(transport, options, communicator)
+        self.reserve_sms, self._beside = reserve_sms, dict[str, int | None]()  # by names: groups end before this one
+        self._ordinary = set[str]()  # of these, whose collectives do not go before other kernels
+        self.reserved: int | None = 0
+        self.lends = False
+        self.run_beside()
+        self.tuned = tuning.agreed(self)
+        self.usable = dict[tuple[typing.Any, ...], tuning.Pair]()  # of these, with what calls save and leave
+        _by_name[self.name] = self
+        if self.rank == 0 and self.size > 1:
+            _tell_transport(self)
+
+    def _first_engine(self, transport: str, options: dict[str, typing.Any], communicator: str) -> Engine:
+        """Where "auto" had the native transport tried in vain, that of torch with its reason. Collective."""
+        if transport != "auto" or self.transport != "native" or self.size == 1:
+            return self._make_engine(options, communicator)
+        made, why = None, None
+        try:
+            made = self._make_engine(options, communicator)
+        except (DeviceError, Unsupported) as error:
+            if peers.find_gone(self) is not None:  # that rank answers no collective
+                raise
+            why = " ".join(str(error).split())
+        everybodys = peers.gather_objects(self, why, "whether the ranks have the native transport")
+        reason = next((one for one in everybodys if one is not None), None)
+        if reason is not None:
+            if made is not None:
+                made.close(waits=False)
+            self.transport, self.why = "torch", f"the GPUs have no native transport: {reason}"
+            made = self._make_engine(options, communicator)
+        return typing.cast(Engine, made)
+
+    def _make_engine(self, options: dict[str, typing.Any], communicator: str) -> Engine:
+        options = options | {"ranks": 1}
         keep: list[typing.Any] = []
         if self.device.type == "cuda":
             cuda_libraries.use_torchs()
@@ -229,16 +287,7 @@ class Group(metaclass=_Cached):
             else:
                 keep.append(ctypes.create_string_buffer(self._unique_id(), library.UNIQUE_ID_BYTES))
                 options["unique_id"] = ctypes.addressof(keep[-1])
-        self.engine = Engine(self.device, options)
-        self.reserve_sms, self._beside = reserve_sms, dict[str, int | None]()  # by names: groups end before this one
-        self._ordinary = set[str]()  # of these, whose collectives do not go before other kernels
-        self.reserved: int | None = 0
-        self.lends = False
-        self.run_beside()
-        self.tuned = tuning.agreed(self)
-        _by_name[self.name] = self
-        if self.rank == 0 and self.size > 1:
-            _tell_transport(self)
+        return Engine(self.device, options)
 
     def _choose(self, transport: str) -> tuple[str, str]:
         if transport == "torch":
@@ -261,6 +310,8 @@ class Group(metaclass=_Cached):
             return "not every rank has a Hopper GPU"
         if len({process.host[:2] for process in self.processes}) > 1:
             return "the ranks are on several hosts"
+        if len({(process.network, process.user) for process in self.processes}) > 1:
+            return "the ranks are in several network namespaces or of several users"
         if self.size > _MOST_NATIVE_RANKS:
             return f"{self.size} ranks; native serves {_MOST_NATIVE_RANKS}"
         return None

@@ -130,7 +130,7 @@ def _run_in_graph(
     """moe() inside of a compiled graph: by custom ops."""
     x, ids, probs, parts, apart, shape, topk, group, capacity = given
     if schedule == "auto":
-        for sizes, pair in _tuned(group.name, activation, router_weight, bool(parts[2])):
+        for sizes, pair in _tuned(group.name, activation, router_weight, bool(parts[2]), save):
             if sizes == (*shape, topk):
                 schedule = pair
     given_schedule = schedule if isinstance(schedule, str) else tuple(schedule)
@@ -159,7 +159,7 @@ def _run(
     x, ids, probs, parts, apart, shape, topk, group, capacity = given
     has_biases = bool(parts[2])
     if schedule == "auto":
-        schedule = choose(group, *shape, topk, activation, router_weight, has_biases)
+        schedule = choose(group, *shape, topk, activation, router_weight, has_biases, save)
     given_schedule = schedule if isinstance(schedule, str) else tuple(schedule)
     written = schedules.encoded(given_schedule, save, group.reserved, group.lends)
     added = None if main_grad is None else _main_grad(main_grad, parts, apart)

@@ -28,10 +28,13 @@ class Process(typing.NamedTuple):
 
     host: tuple[str, str, str]  # name, boot, namespace of process ids
     pid: int
+    network: str = ""  # its namespace, in which the library's sockets are
+    user: int = 0
 
 
 def own_process() -> Process:
-    return Process((socket.gethostname(), _boot_id(), _pid_namespace()), os.getpid())
+    host = socket.gethostname(), _boot_id(), _namespace("pid")
+    return Process(host, os.getpid(), _namespace("net"), os.geteuid())
 
 
 @contextlib.contextmanager
@@ -125,8 +128,8 @@ def _boot_id() -> str:
     return file.read_text().strip() if file.exists() else ""
 
 
-def _pid_namespace() -> str:
+def _namespace(kind: str) -> str:
     try:
-        return str(pathlib.Path("/proc/self/ns/pid").readlink())
+        return str(pathlib.Path("/proc/self/ns", kind).readlink())
     except OSError:
         return ""

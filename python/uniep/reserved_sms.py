@@ -15,16 +15,7 @@ import torch.distributed as dist
 
 FIELD = "comm.reserve_sms"
 _LEND = "comm.lend_sms"
-# With which nothing can be lent, and a text that says itself whether.
-_NOT_LENT = (
-    "queue=static",
-    "comm.where=sms",
-    "comm.dispatch_sms",
-    "comm.combine_sms",
-    "comm.reduce_sms",
-    "=push",
-    _LEND,
-)
+_OF_SMS = ("comm.dispatch_sms", "comm.combine_sms", "comm.reduce_sms")
 UNKNOWN = (
     "reserve_sms: 'auto' beside collectives of NCCL, and which these are or how many SMs one takes is not known; "
     "set NCCL_MAX_CTAS (8, for example) before communicators are made, or give reserve_sms as a number"
@@ -75,8 +66,12 @@ def goes_first(group: dist.ProcessGroup) -> bool:
 
 def may_lend(text: str) -> bool:
     """Whether a schedule's text can lend, and does not say itself whether or how many SMs it does. JSON says so."""
-    words = "".join(text.split())
-    return not words.startswith("{") and FIELD not in words and not any(one in words for one in _NOT_LENT)
+    if text.lstrip().startswith("{"):
+        return False
+    fields = dict(word.partition("=")[::2] for word in "".join(text.split()).split(","))
+    says_itself = FIELD in fields or _LEND in fields
+    copies_on_sms = fields.get("comm.where") == "sms" or any(fields.get(one, "0") != "0" for one in _OF_SMS)
+    return not (says_itself or copies_on_sms or fields.get("queue") == "static" or "push" in fields.values())
 
 
 def leave(text: str, reserve: int | None, lends: bool = False) -> str:

@@ -14,7 +14,7 @@ import typing
 import torch
 import torch.distributed as dist
 
-from uniep import capture, layer_stats, library, peers
+from uniep import capture, late_errors, layer_stats, library, peers
 from uniep.errors import CapacityError
 from uniep.numerics import PLAIN, Numerics
 from uniep.rows import ROW_ALIGNMENT
@@ -229,7 +229,9 @@ def place_routing(
     """
     capture.check_call(group, capacity)
     kind = TorchRoute if group.transport == "torch" else Route
-    return kind(group, shape, ids, probs, topk, capacity, save)
+    placed = kind(group, shape, ids, probs, topk, capacity, save)
+    late_errors.note_call(group, capacity)
+    return placed
 
 
 def _slots_of_map(routing_map: torch.Tensor, probs: torch.Tensor, topk: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,6 +6,7 @@ Schedules change no bit of a result, so what is found here changes speed alone.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
@@ -15,6 +16,7 @@ import re
 import statistics
 import tempfile
 import typing
+from collections.abc import Iterator
 
 import torch
 
@@ -22,6 +24,7 @@ import uniep
 from uniep import peers
 from uniep.layer_stats import Span, _moment
 from uniep.numerics import PLAIN, Numerics, read_numerics
+from uniep.schedules import encoded
 
 if typing.TYPE_CHECKING:
     from uniep.group import Group
@@ -184,21 +187,45 @@ def choose(
     activation: str = "swiglu",
     router_weight: str = "activation",
     bias: bool = False,
+    save: str = "keep",
 ) -> Pair:
     """What "auto" stands for: schedules of forward and backward."""
     if not group.tuned:
         return _AUTO
     numerics = read_numerics(activation, router_weight, bias)
-    return group.tuned.get(key(hidden, intermediate, experts, topk, numerics), _AUTO)
+    name = key(hidden, intermediate, experts, topk, numerics)
+    pair = group.tuned.get(name)
+    return _AUTO if pair is None else _usable(group, name, pair, save)
 
 
 def tuned_sizes(
-    group: Group, activation: str, router_weight: str, bias: bool
+    group: Group, activation: str, router_weight: str, bias: bool, save: str = "keep"
 ) -> tuple[tuple[tuple[int, ...], Pair], ...]:
     """What choose() looks up for layers of these numerics, as ((H, I, E, K), schedules)."""
     numerics = read_numerics(activation, router_weight, bias)
-    known = [(*_parsed(name), pair) for name, pair in group.tuned.items()]
-    return tuple((sizes, pair) for sizes, own, pair in known if own == numerics)
+    known = [(name, *_parsed(name), pair) for name, pair in group.tuned.items()]
+    return tuple((sizes, _usable(group, name, pair, save)) for name, sizes, own, pair in known if own == numerics)
+
+
+def _usable(group: Group, name: str, pair: Pair, save: str) -> Pair:
+    """The pair, or _AUTO where it is not legal beside what calls save and leave to collectives: it was found without.
+    All ranks have the same pair and leave as much, so that all decide alike."""
+    state = name, pair, save, group.reserved, group.lends
+    found = group.usable.get(state)
+    if found is None:
+        found = pair
+        if group.reserved is not None:  # else the call is refused, and says so
+            try:
+                config = _config(group, *_parsed(name))
+                for direction, text in enumerate(encoded(pair, save, group.reserved, group.lends)):
+                    group.engine.resolve(config, direction, text)
+            except (ValueError, NotImplementedError) as error:
+                found = _AUTO
+                if group.rank == 0:
+                    reason = " ".join(str(error).split())
+                    _log.warning("%s: the tuned schedules are not used here: %s", name, reason)
+        group.usable[state] = found
+    return found
 
 
 def _read() -> dict[str, typing.Any]:
@@ -238,13 +265,32 @@ def _write(group: Group, name: str, entry: dict[str, typing.Any]) -> None:
         return
     try:
         make_folder(file.parent)
-        content = _read()
-        content[machine(group)] = _of_machine(content, group) | {name: entry}
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".json", delete=False) as aside:
-            json.dump({"format": _FORMAT, "schedules": content}, aside, indent=2)
-        os.replace(aside.name, file)  # whole or not at all, for other processes
+        with _locked(file.parent):
+            content = _read()
+            content[machine(group)] = _of_machine(content, group) | {name: entry}
+            with tempfile.NamedTemporaryFile("w", dir=file.parent, suffix=".json", delete=False) as aside:
+                try:
+                    json.dump({"format": _FORMAT, "schedules": content}, aside, indent=2)
+                    aside.flush()
+                    os.fchmod(aside.fileno(), 0o644)
+                    os.replace(aside.name, file)  # whole or not at all, for other processes
+                except BaseException:
+                    os.unlink(aside.name)
+                    raise
     except OSError as error:
         _log.warning("%s is not written: %s", file, error)
+
+
+@contextlib.contextmanager
+def _locked(place: pathlib.Path) -> Iterator[None]:
+    """What one job adds, another that writes at the same time does not lose; where the file system can do so."""
+    folder_of = os.open(place, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(folder_of, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder_of)
 
 
 def autotune(layer: Experts | MoELayer, tokens: int = 8192, seconds: float = 60, *, topk: int | None = None) -> Pair:
@@ -272,8 +318,8 @@ def autotune(layer: Experts | MoELayer, tokens: int = 8192, seconds: float = 60,
         raise ValueError(f"topk: {topk}; must be 1 to num_experts, {experts.num_experts}")
     if tokens < 1:
         raise ValueError(f"tokens: {tokens}; must be 1 or more")
-    if not seconds > 0:
-        raise ValueError(f"seconds: {seconds}; must be above 0")
+    if not 0 < seconds < float("inf"):
+        raise ValueError(f"seconds: {seconds}; must be above 0, and finite")
     return _Measurement(experts, tokens, topk).best(seconds)
 
 

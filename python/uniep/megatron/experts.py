@@ -14,7 +14,6 @@ from uniep.layer_stats import name_layer
 from uniep.megatron import beside
 from uniep.megatron.flags import activation_of
 from uniep.megatron.grouped import plain_weight
-from uniep.megatron.overflow import check_before_optimizer
 from uniep.megatron.parts import Parts
 from uniep.megatron.routing import capacity_of_factor, expert_biases, expert_weights
 
@@ -92,8 +91,6 @@ class Experts(torch.nn.Module):
             routing_map = routing_map & (probs != 0)  # the padding: tokens that did not choose the expert
         main_grad = self.main_grad if self._has_fp32_sums() else None
         group = self._group(hidden_states.device)
-        if self.capacity_factor is not None and group.transport == "native":
-            check_before_optimizer(group)
         return moe(
             hidden_states,
             routing_map,
