@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <exception>
 #include <filesystem>
 #include <iostream>
 #include <memory>
@@ -22,6 +23,7 @@
 #include "cli/output_file.h"
 #include "cli/solver_choice.h"
 #include "engine/cuda/calls/engine.h"
+#include "io/cache_folder.h"
 #include "io/file.h"
 #include "io/quote.h"
 #include "tune/calibrated_machine.h"
@@ -31,7 +33,9 @@ namespace uniep::cli {
 namespace {
 
 constexpr int kMostRanks = 2;
+constexpr double kSecondsOfRank = 40;
 constexpr double kLongest[] = {0, 60, 120};  // seconds, by ranks
+constexpr double kLongestOfSeconds = 1.5;    // of calls: the same, where these were given
 constexpr double kShortestMeasuring = 1, kLongestMeasuring = 600;
 
 struct CalibrateOptions {
@@ -68,7 +72,7 @@ void complete(CalibrateOptions& options) {
     refuse_value("--devices", fmt::format("{}", fmt::join(options.devices, ",")),
                  fmt::format("{} GPU{} that differ, one for each rank", options.ranks, options.ranks > 1 ? "s" : ""));
   }
-  if (options.seconds == 0) options.seconds = 20.0 * options.ranks;
+  if (options.seconds == 0) options.seconds = kSecondsOfRank * options.ranks;
 }
 
 void require_gpus(const CalibrateOptions& options) {
@@ -93,11 +97,10 @@ tune::Calibration measured(const CalibrateOptions& options) {
   MeasureRequest request;
   request.devices = options.devices;
   request.seconds = options.seconds;
-  request.longest = std::max(kLongest[options.ranks], 3 * options.seconds);
+  request.longest = std::max(kLongest[options.ranks], kLongestOfSeconds * options.seconds);
   request.progress = say;
-  if (!options.raw.empty()) {
-    request.keep = [&](const tune::Calibration& so_far) { io::write_file(options.raw, tune::to_json(so_far)); };
-  }
+  KeptFile raw(options.raw, say);
+  if (!options.raw.empty()) request.keep = [&](const tune::Calibration& so_far) { raw.keep(tune::to_json(so_far)); };
   return measure_layers(layers, request);
 }
 
@@ -117,13 +120,21 @@ std::string written(const CalibrateOptions& options, OutputFile& out, const std:
   const std::filesystem::path file = options.measures() ? tune::calibrated_file(device) : std::filesystem::path();
   if (file.empty()) return "";
   try {
-    std::error_code no_matter;
-    std::filesystem::create_directories(file.parent_path(), no_matter);
+    make_cache_folder(file.parent_path());
     io::write_file(file, description);
     return file.string();
   } catch (const Error& error) {
     say(fmt::format("warning: {}", error.what()));
     return "";
+  }
+}
+
+std::exception_ptr try_to_write(OutputFile& file, const std::string& text) {
+  try {
+    file.write(text);
+    return nullptr;
+  } catch (const Error&) {
+    return std::current_exception();
   }
 }
 
@@ -173,8 +184,9 @@ int run_calibrate(CalibrateOptions options) {
   if (options.measures()) {
     require_gpus(options);
     calibration = measured(options);
-    if (!options.raw.empty()) raw_file.write(tune::to_json(calibration));
   }
+  std::exception_ptr not_written;  // an error once all else is: measuring took a minute
+  if (options.measures() && !options.raw.empty()) not_written = try_to_write(raw_file, tune::to_json(calibration));
   const sim::MachineDescription base = base_for(base_of(options, calibration.device), calibration);
   const CalibrationModel model(calibration.layers, base);
   std::optional<TimelineModel> timelines;
@@ -194,6 +206,7 @@ int run_calibrate(CalibrateOptions options) {
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   const CalibrateReport report{calibration, model, calibrated, base.name, out, seconds, with};
   write_report(options.json, json_file, calibrate_json(report), calibrate_table(report));
+  if (not_written) std::rethrow_exception(not_written);
   return 0;
 }
 
@@ -212,7 +225,7 @@ void add_calibrate_command(CLI::App& app, std::function<int()>& action) {
   add_devices_option(*command, options->devices, "which GPUs (default 0, and 1 with two ranks)");
   add_text_option(
       *command, "--seconds", [options](const std::string& text) { options->seconds = parse_seconds(text); }, "S",
-      "of calls, warm-up with them (default 20 a rank)");
+      fmt::format("of calls, warm-up with them (default {} a rank)", kSecondsOfRank));
   command
       ->add_option("--base", options->base,
                    "machine that numbers start from and stay near (default the GPU's kind, else h200)")

@@ -10,7 +10,7 @@ namespace uniep::cli {
 
 struct MeasureRequest {
   std::vector<int> devices;  // a rank each
-  double seconds = 20;       // of calls, warm-up with them; half of them count
+  double seconds = 40;       // of calls, warm-up with them; a third of them counts
   double longest = 60;       // seconds, compiling apart: what has not begun by then is dropped
   std::function<void(const std::string& line)> progress;
   std::function<void(const tune::Calibration& so_far)> keep;  // after each group of layers: what ends early is not lost

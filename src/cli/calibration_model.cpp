@@ -230,6 +230,8 @@ Calibrated calibrated_machine(const tune::Calibration& calibration, const Calibr
     made.machine.origin[key] = {sim::Source::kMeasured, from.substr(0, kLongestFrom)};
     if (made.fit.disagreement > kMostSpread && constant.spread > kMostSpread) made.doubtful.push_back(key);
   }
+  // Clocks that differ by turn move no constant far.
+  if (made.fit.disagreement > kMostSpread && made.doubtful.empty()) made.doubtful.emplace_back(kClocksOfTurns);
   made.machine.calibrated = sim::CalibratedGpu{calibration.device, made.doubtful};
   return made;
 }

@@ -69,10 +69,12 @@ bool follows_constant(const Program& program, sim::State state, const sim::Machi
 struct Calibrated {
   sim::MachineDescription machine;
   tune::MachineFit fit;
-  // Where thirds of the calls disagree on times by more than kMostSpread: constants whose spread is above it, too.
+  // Where thirds of the calls disagree on times by more than kMostSpread: constants whose spread is above it, too, else
+  // kClocksOfTurns. So it is empty only where they agree.
   std::vector<std::string> doubtful;
 };
 inline constexpr double kMostSpread = 0.2;
+inline constexpr const char* kClocksOfTurns = "clocks of the turns";
 Calibrated calibrated_machine(const tune::Calibration& calibration, const CalibrationModel& model,
                               const sim::MachineDescription& base, int threads = 0,
                               const TimelineModel* timelines = nullptr);

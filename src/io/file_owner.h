@@ -1,17 +1,15 @@
 #pragma once
 
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string>
-#include <utility>
-
-#include "io/descriptor.h"
 
 namespace uniep::io {
 
 // Says that a file is this object's, to all processes that ask, on all machines that share its folder: a lock on
-// "FILE.lock", which goes with the object and with its process. Where the folder can not be written, or its file system
-// knows no locks, everybody is the owner.
+// "FILE.lock", which goes with the object and with its process, whatever children that has forked: they own nothing.
+// Where the folder can not be written, or its file system knows no locks, everybody is the owner.
 class FileOwner {
  public:
   // None where the file has another owner.
@@ -20,18 +18,15 @@ class FileOwner {
   static bool has_owner(const std::filesystem::path& file);
 
   ~FileOwner();
-  FileOwner(FileOwner&&) = default;
-  FileOwner& operator=(FileOwner&& other) noexcept {
-    std::swap(lock_, other.lock_);
-    std::swap(held_, other.held_);
-    return *this;
-  }
+  FileOwner(FileOwner&&) noexcept;
+  FileOwner& operator=(FileOwner&& other) noexcept;
 
  private:
-  FileOwner(std::string lock, Descriptor held) : lock_(std::move(lock)), held_(std::move(held)) {}
+  class LockFile;
+  FileOwner(std::string lock, std::unique_ptr<LockFile> held);
 
   std::string lock_;
-  Descriptor held_;  // none: nothing could be locked
+  std::unique_ptr<LockFile> held_;  // none: nothing could be locked
 };
 
 }  // namespace uniep::io

@@ -181,7 +181,7 @@ struct NumberOrigin {
 // What `uniep calibrate` says about a file that it wrote.
 struct CalibratedGpu {
   std::string device;                 // the GPU's name
-  std::vector<std::string> doubtful;  // numbers on which the measurement disagrees with itself; auto wants none
+  std::vector<std::string> doubtful;  // what the measurement disagrees with itself on; auto wants none
   bool operator==(const CalibratedGpu&) const = default;
 };
 

@@ -16,7 +16,8 @@
 namespace uniep::sim {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using Json = nlohmann::ordered_json;  // to write: ordered_map copies what it holds, however deep, as it grows
+using Parsed = nlohmann::json;
 
 constexpr const char* kFormat = "uniep machine";
 constexpr std::array<const char*, 3> kSourceNames = {"measured", "published", "assumed"};
@@ -25,8 +26,11 @@ constexpr std::size_t kMaxClasses = 8, kMaxTiles = 64, kMaxLevels = 4, kMaxRates
 constexpr std::size_t kMaxDoubtful = 200;
 constexpr int kMaxRanks = 4096;
 
-std::string shown(const Json& value) {
-  return printable(value.dump(-1, ' ', true, Json::error_handler_t::replace));
+// A value in a message. Lists and objects are not written out, however deep they are.
+std::string shown(const Parsed& value) {
+  if (value.is_object()) return "an object";
+  if (value.is_array()) return fmt::format("a list of {}", value.size());
+  return printable(value.dump(-1, ' ', true, Parsed::error_handler_t::replace));
 }
 
 class MachineReader {
@@ -37,7 +41,7 @@ class MachineReader {
     if (text.size() > kMaxMachineText) {
       refuse(fmt::format("holds {} bytes; a description has at most {}", text.size(), kMaxMachineText));
     }
-    const Json root = parse(text);
+    const Parsed root = parse(text);
     if (!root.is_object()) refuse("is not a JSON object");
     read_version(root);
     std::vector<std::string> keys = {"format", "version", "name", "title", "workers", "tiles", "links"};
@@ -51,9 +55,10 @@ class MachineReader {
     machine_.name = text_of(root, "", "name");
     machine_.title = text_of(root, "", "title");
     read_sections(root);
-    read_list(root, "workers", 1, kMaxClasses, [&](const Json& item, const std::string& at) { read_class(item, at); });
-    read_list(root, "tiles", 1, kMaxTiles, [&](const Json& item, const std::string& at) { read_tile(item, at); });
-    read_list(root, "links", 0, kMaxLevels, [&](const Json& item, const std::string& at) { read_level(item, at); });
+    read_list(root, "workers", 1, kMaxClasses,
+              [&](const Parsed& item, const std::string& at) { read_class(item, at); });
+    read_list(root, "tiles", 1, kMaxTiles, [&](const Parsed& item, const std::string& at) { read_tile(item, at); });
+    read_list(root, "links", 0, kMaxLevels, [&](const Parsed& item, const std::string& at) { read_level(item, at); });
     require_whole();
     return std::move(machine_);
   }
@@ -67,10 +72,10 @@ class MachineReader {
   }
 
   // Refuses a key that comes twice in an object: which one counts would be a matter of the parser.
-  Json parse(std::string_view text) const {
+  Parsed parse(std::string_view text) const {
     std::vector<std::set<std::string>> seen;
     std::optional<std::string> twice;
-    const auto look = [&](int, nlohmann::detail::parse_event_t event, Json& parsed) {
+    const auto look = [&](int, nlohmann::detail::parse_event_t event, Parsed& parsed) {
       using Event = nlohmann::detail::parse_event_t;
       if (event == Event::object_start) seen.emplace_back();
       if (event == Event::object_end && !seen.empty()) seen.pop_back();
@@ -79,13 +84,13 @@ class MachineReader {
       }
       return true;
     };
-    Json root = Json::parse(text, look, false);
+    Parsed root = Parsed::parse(text, look, false);
     if (root.is_discarded()) refuse("is not valid JSON; must be a machine description (docs/simulator.md)");
     if (twice) refuse(printable(*twice), "comes twice in an object", "there once");
     return root;
   }
 
-  void read_version(const Json& root) {
+  void read_version(const Parsed& root) {
     if (!root.contains("format") || root["format"] != kFormat) {
       refuse("format", root.contains("format") ? shown(root["format"]) : "is missing", fmt::format("\"{}\"", kFormat));
     }
@@ -105,7 +110,7 @@ class MachineReader {
     return at.empty() ? std::string(key) : fmt::format("{}.{}", at, key);
   }
 
-  void require_keys(const Json& object, const std::string& at, const std::vector<std::string>& keys) const {
+  void require_keys(const Parsed& object, const std::string& at, const std::vector<std::string>& keys) const {
     if (!object.is_object()) refuse(at, shown(object), fmt::format("an object with {}", fmt::join(keys, ", ")));
     for (const auto& [key, value] : object.items()) {
       if (std::find(keys.begin(), keys.end(), key) == keys.end()) {
@@ -117,8 +122,8 @@ class MachineReader {
     }
   }
 
-  std::string text_of(const Json& object, const std::string& at, const char* key) const {
-    const Json& value = object[key];
+  std::string text_of(const Parsed& object, const std::string& at, const char* key) const {
+    const Parsed& value = object[key];
     if (!value.is_string() || value.get_ref<const std::string&>().empty()) {
       refuse(join(at, key), shown(value), "a text that is not empty");
     }
@@ -130,9 +135,9 @@ class MachineReader {
   }
 
   // {"value": 1.33, "unit": "GHz", "source": "measured", "from": "..."}
-  double number_of(const Json& object, const std::string& at, const NumberField& field) {
+  double number_of(const Parsed& object, const std::string& at, const NumberField& field) {
     const std::string key = join(at, field.key);
-    const Json& number = object[field.key];
+    const Parsed& number = object[field.key];
     require_keys(number, key, {"value", "unit", "source", "from"});
     if (number["unit"] != field.unit) {
       refuse(join(key, "unit"), shown(number["unit"]), fmt::format("\"{}\"", field.unit));
@@ -142,7 +147,7 @@ class MachineReader {
     if (source == kSourceNames.end()) {
       refuse(join(key, "source"), shown(number["source"]), "measured, published or assumed");
     }
-    const Json& value = number["value"];
+    const Parsed& value = number["value"];
     const double read = value.is_number() ? value.get<double>() : std::nan("");
     if (!(read >= field.least && read <= field.most) || (field.whole && read != std::floor(read))) {
       refuse(join(key, "value"), shown(value),
@@ -153,27 +158,30 @@ class MachineReader {
     return read;
   }
 
-  int whole_of(const Json& object, const std::string& at, const char* key, int least, int most) const {
-    const Json& value = object[key];
+  int whole_of(const Parsed& object, const std::string& at, const char* key, int least, int most) const {
+    const Parsed& value = object[key];
     if (!value.is_number_integer() || value < least || value > most) {
       refuse(join(at, key), shown(value), fmt::format("a whole number from {} to {}", least, most));
     }
     return value.get<int>();
   }
 
-  void read_calibrated(const Json& item) {
+  void read_calibrated(const Parsed& item) {
     const std::string at = "calibrated";
     require_keys(item, at, {"device", "doubtful"});
     CalibratedGpu& calibrated = machine_.calibrated.emplace();
     calibrated.device = text_of(item, at, "device");
-    const Json& list = item["doubtful"];
-    const bool texts = list.is_array() && list.size() <= kMaxDoubtful &&
-                       std::all_of(list.begin(), list.end(), [](const Json& one) { return one.is_string(); });
-    if (!texts) refuse(join(at, "doubtful"), shown(list), fmt::format("a list of at most {} keys", kMaxDoubtful));
-    for (const Json& one : list) calibrated.doubtful.push_back(printable(one.get<std::string>()));
+    const Parsed& list = item["doubtful"];
+    if (!list.is_array() || list.size() > kMaxDoubtful) {
+      refuse(join(at, "doubtful"), shown(list), fmt::format("a list of at most {} keys", kMaxDoubtful));
+    }
+    for (std::size_t i = 0; i < list.size(); ++i) {
+      if (!list[i].is_string()) refuse(fmt::format("{}.doubtful[{}]", at, i), shown(list[i]), "a key");
+      calibrated.doubtful.push_back(printable(list[i].get<std::string>()));
+    }
   }
 
-  void read_sections(const Json& root) {
+  void read_sections(const Parsed& root) {
     for (const NumberField& first : number_fields()) {
       std::vector<std::string> keys;
       for (const NumberField& field : number_fields()) {
@@ -191,8 +199,8 @@ class MachineReader {
   }
 
   template <typename Read>
-  void read_list(const Json& root, const char* key, std::size_t least, std::size_t most, Read&& read) {
-    const Json& list = root[key];
+  void read_list(const Parsed& root, const char* key, std::size_t least, std::size_t most, Read&& read) {
+    const Parsed& list = root[key];
     if (!list.is_array() || list.size() < least || list.size() > most) {
       refuse(key, list.is_array() ? fmt::format("{} entries", list.size()) : shown(list),
              fmt::format("a list of {} to {}", least, most));
@@ -200,17 +208,17 @@ class MachineReader {
     for (std::size_t i = 0; i < list.size(); ++i) read(list[i], fmt::format("{}[{}]", key, i));
   }
 
-  WorkSet stages_of(const Json& object, const std::string& at, bool only_gemms) const {
+  WorkSet stages_of(const Parsed& object, const std::string& at, bool only_gemms) const {
     std::vector<const char*> legal;
     for (int work = 0; work < kWorkCount; ++work) {
       const bool gemm = work >= static_cast<int>(Work::kFc1) && work <= static_cast<int>(Work::kWgradFc1);
       if (gemm || !only_gemms) legal.push_back(work_name(static_cast<Work>(work)));
     }
     const std::string words = fmt::format("a list of {}", fmt::join(legal, ", "));
-    const Json& list = object["stages"];
+    const Parsed& list = object["stages"];
     if (!list.is_array() || list.empty()) refuse(join(at, "stages"), shown(list), words);
     WorkSet set;
-    for (const Json& item : list) {
+    for (const Parsed& item : list) {
       bool found = false;
       for (int work = 0; work < kWorkCount && !found; ++work) {
         const char* name = work_name(static_cast<Work>(work));
@@ -224,13 +232,13 @@ class MachineReader {
     return set;
   }
 
-  void read_class(const Json& item, const std::string& at) {
+  void read_class(const Parsed& item, const std::string& at) {
     static constexpr NumberField kCount{"", "count", "count", 1, 4096, true, nullptr, ""};
     require_keys(item, at, {"name", "count", "stages"});
     machine_.workers.push_back({text_of(item, at, "name"), number_of(item, at, kCount), stages_of(item, at, false)});
   }
 
-  void read_tile(const Json& item, const std::string& at) {
+  void read_tile(const Parsed& item, const std::string& at) {
     static constexpr NumberField kPerK{"", "cycles_per_k", "cycles", 1e-6, 1e6, false, nullptr, ""};
     static constexpr NumberField kCycles{"", "cycles", "cycles", 0, 1e9, false, nullptr, ""};
     require_keys(item, at, {"stages", "rows", "columns", "cycles_per_k", "cycles"});
@@ -239,7 +247,7 @@ class MachineReader {
                               number_of(item, at, kCycles)});
   }
 
-  void read_level(const Json& item, const std::string& at) {
+  void read_level(const Parsed& item, const std::string& at) {
     static constexpr NumberField kLatency{"", "latency", "us", 0, 1e6, false, nullptr, ""};
     static constexpr NumberField kRates[] = {{"", "read", "GB/s", 0.001, 1e6, false, nullptr, ""},
                                              {"", "write", "GB/s", 0.001, 1e6, false, nullptr, ""},
@@ -254,7 +262,7 @@ class MachineReader {
     if (!item["relay"].is_boolean()) refuse(join(at, "relay"), shown(item["relay"]), "true or false");
     level.relay = item["relay"].get<bool>();
     level.latency = number_of(item, at, kLatency);
-    const Json& rates = item["rates"];
+    const Parsed& rates = item["rates"];
     if (!rates.is_array() || rates.empty() || rates.size() > kMaxRates) {
       refuse(join(at, "rates"), rates.is_array() ? fmt::format("{} entries", rates.size()) : shown(rates),
              fmt::format("a list of 1 to {}", kMaxRates));

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <numeric>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -92,10 +93,15 @@ void in_parallel(std::size_t count, int threads, Work&& work) {
     }
   };
   if (threads <= 0) threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
-  std::vector<std::thread> others;
-  for (int i = 1; i < std::min<int>(threads, static_cast<int>(count)); ++i) others.emplace_back(run);
-  run();
-  for (std::thread& other : others) other.join();
+  {
+    std::vector<std::jthread> others;
+    others.reserve(count);
+    try {
+      for (int i = 1; i < std::min<int>(threads, static_cast<int>(count)); ++i) others.emplace_back(run);
+    } catch (const std::system_error&) {  // those that there are do all of it
+    }
+    run();
+  }
   if (problem) std::rethrow_exception(problem);
 }
 

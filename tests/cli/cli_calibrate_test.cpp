@@ -3,6 +3,7 @@
 #include <fstream>
 
 #include "cli/calibration_model.h"
+#include "cli/output_file.h"
 #include "cli/timeline_model.h"
 #include "io/file.h"
 #include "support/command.h"
@@ -347,6 +348,31 @@ TEST_F(CliCalibrate, NeedsAGpu) {
   if (std::filesystem::exists("/dev/nvidiactl")) GTEST_SKIP() << "this machine may have one";
   expect_refused({"calibrate", "--out", path("m.json")}, "no Hopper GPU to measure", 1);
   EXPECT_FALSE(std::filesystem::exists(path("m.json")));
+}
+
+TEST_F(CliCalibrate, SaysHowLongItMeasures) {
+  EXPECT_NE(run_command({"calibrate", "--help"}).out.find("(default 40 a rank)"), std::string::npos);
+}
+
+// What is kept while work goes on is given up at the first failure.
+TEST_F(CliCalibrate, KeptFilesFailOnce) {
+  std::vector<std::string> lines;
+  const auto say = [&](const std::string& line) { lines.push_back(line); };
+  KeptFile good(path("kept"), say);
+  for (const char* text : {"one", "two"}) {
+    good.keep(text);
+    EXPECT_EQ(io::read_text_file(path("kept")), text);
+  }
+  EXPECT_TRUE(lines.empty());
+  KeptFile bad(path("none/kept"), say);
+  bad.keep("one");
+  ASSERT_EQ(lines.size(), 1u);
+  EXPECT_TRUE(lines[0].starts_with("warning: cannot write file ")) << lines[0];
+  EXPECT_TRUE(lines[0].ends_with("; it is not written again until the end")) << lines[0];
+  std::filesystem::create_directory(path("none"));
+  bad.keep("two");
+  EXPECT_EQ(lines.size(), 1u);
+  EXPECT_FALSE(std::filesystem::exists(path("none/kept")));
 }
 
 TEST_F(CliCalibrate, AutoFindsOnlyWhatItMayUse) {

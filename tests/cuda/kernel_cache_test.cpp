@@ -158,6 +158,46 @@ void check_trust(const std::string& folder) {
   expect(!cache.load("mine", found), "a link counts as absent");
 }
 
+// The default folder of a home that users share, which nobody has named: kernels are compiled, and one line says why.
+void check_default_folder(const std::string& home) {
+  fs::create_directories(home);
+  const std::string messages = home + "/stderr";
+  const pid_t child = fork();
+  if (child == 0) {
+    ::setenv("XDG_CACHE_HOME", home.c_str(), 1);
+    ::unsetenv("UNIEP_CACHE_DIR");
+    const int file = ::open(messages.c_str(), O_WRONLY | O_CREAT, 0600);
+    if (file < 0 || ::dup2(file, STDERR_FILENO) < 0) _exit(2);
+    const KernelCache cache;
+    cache.store("mine", "content");
+    if (!holds(cache, "mine", "content")) _exit(3);
+    ::chmod(cache.directory().c_str(), 0777);
+    std::string found;
+    bool absent = !cache.load("mine", found);
+    cache.store("other", "content");
+    absent = absent && !fs::exists(cache.path("other")) && !KernelCache().load("mine", found);
+    if (!absent) _exit(4);
+    ::chmod(cache.directory().c_str(), 0755);
+    ::chmod(cache.path("mine").c_str(), 0666);
+    if (cache.load("mine", found)) _exit(5);
+    cache.store("mine", "again");
+    if (!holds(cache, "mine", "again")) _exit(6);
+    ::setenv("UNIEP_CACHE_DIR", cache.directory().c_str(), 1);
+    ::chmod(cache.directory().c_str(), 0777);
+    _exit(refusal(KernelCache(), "mine").find("UNIEP_CACHE_DIR: others may write ") == 0 ? 0 : 7);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  if (WEXITSTATUS(status) != 0) std::printf("a default folder: step %d\n", WEXITSTATUS(status));
+  expect(WIFEXITED(status) && WEXITSTATUS(status) == 0, "a default folder that others may write counts as absent");
+  std::ifstream file(messages);
+  std::string line, more;
+  std::getline(file, line);
+  expect(line.find("uniep: warning: others may write '" + home + "/uniep' (user ") == 0 &&
+             line.find("mode 0777)") != std::string::npos && !std::getline(file, more),
+         "and one line of the process says so");
+}
+
 // A write that ends half-way, as on a full disk: by a limit of file sizes, in a child.
 void check_full_disk(const std::string& folder) {
   const KernelCache cache(folder);
@@ -255,6 +295,8 @@ int main() {
   check_stale_files(folder);
   fs::remove_all(folder);
   check_trust(folder);
+  fs::remove_all(folder);
+  check_default_folder(folder);
   fs::remove_all(folder);
   check_full_disk(folder);
   fs::remove_all(folder);

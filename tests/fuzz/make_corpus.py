@@ -211,6 +211,9 @@ def write_machine():
     write("machine", "unknown_stage", text.replace('"reduce"', '"lunch"'))
     write("machine", "twice", '{"name":"a",' + text[1:])
     write("machine", "deep", "[" * 4000)
+    deep = "[" * 4000 + "]" * 4000
+    write("machine", "deep_format", f'{{"format":{deep},"version":2}}')
+    write("machine", "deep_unknown", f'{{"format":"uniep machine","version":2,"x":{deep},"y":1,"z":2,"name":3}}')
 
 
 if __name__ == "__main__":

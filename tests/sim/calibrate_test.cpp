@@ -1,5 +1,7 @@
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <map>
@@ -10,6 +12,7 @@
 #include "support/expect_error.h"
 #include "support/measured_layers.h"
 #include "support/other_machine.h"
+#include "support/processes.h"
 #include "tune/median.h"
 
 // The fit of a machine description, without a GPU: on times that the simulator made up for a machine whose constants
@@ -180,6 +183,41 @@ TEST(Calibrate, DoubtsCallsThatDisagree) {
   const CalibrationModel model(calibration.layers, base);
   const Calibrated made = calibrated_machine(calibration, model, base);
   EXPECT_FALSE(made.doubtful.empty());
+  ASSERT_TRUE(made.machine.calibrated);
+  EXPECT_EQ(made.machine.calibrated->doubtful, made.doubtful);
+}
+
+// Something else ran on the GPU in one third of a turn, and in another third of the next one: no constant follows from
+// that, but the clocks of the turns do.
+TEST(Calibrate, DoubtsTurnsThatDisagreeEachInAnotherThird) {
+  const MachineDescription& base = sim::shipped_machine("h200");
+  tune::Calibration calibration{"NVIDIA H200", 132, {}, {}};
+  for (int turn = 0; turn < 9; ++turn) {
+    for (const char* schedule : {"auto", "queue=static", "order.raster=4"}) {
+      tune::CalibrationLayer layer;
+      layer.shape = {4096, 1536, 16, 8};
+      layer.tokens = 2048 + 32 * turn;
+      layer.schedule = schedule;
+      calibration.layers.push_back(layer);
+    }
+  }
+  const CalibrationModel plan(calibration.layers, base);
+  EXPECT_EQ(plan.turns().back(), 8u);
+  const std::vector<double> times = plan.milliseconds_in_turn(base);
+  for (std::size_t i = 0; i < times.size(); ++i) {
+    std::vector<double>& calls = calibration.layers[i].milliseconds;
+    calls.assign(9, times[i]);
+    const std::size_t third = plan.turns()[i] % 3;
+    for (std::size_t call = 3 * third; call < 3 * third + 3; ++call) calls[call] *= 1.5;
+  }
+  const CalibrationModel model(calibration.layers, base);
+  const Calibrated made = calibrated_machine(calibration, model, base);
+  fmt::print("thirds are {:.0f} % apart\n", 100 * made.fit.disagreement);
+  EXPECT_GT(made.fit.disagreement, kMostSpread);
+  for (const tune::FittedConstant& constant : made.fit.constants) {
+    EXPECT_LT(constant.spread, kMostSpread) << constant.constant.key;
+  }
+  EXPECT_EQ(made.doubtful, std::vector<std::string>{kClocksOfTurns});
   ASSERT_TRUE(made.machine.calibrated);
   EXPECT_EQ(made.machine.calibrated->doubtful, made.doubtful);
 }
@@ -370,6 +408,30 @@ TEST(Calibrate, PredictsWhatTwoH200Measured) {
 
 TEST(Calibrate, PredictsWhatAnH100Measured) {
   predict_measured("dgx_h100", "calibrated_h100.json", 0.018);
+}
+
+// Limits hold for users other than root, and count all of a user's processes: as root, those of one that has no others,
+// so that `made` threads can be made; else none can.
+TEST(Calibrate, FitsOnTheThreadsThatThereAre) {
+  constexpr uid_t kNobodyElse = 54323;  // a user without processes
+  const bool root = ::geteuid() == 0;
+  tune::FitRequest request;
+  request.base = &sim::shipped_machine("h200");
+  request.milliseconds.assign(4, {1, 1, 1});
+  request.threads = 4;
+  request.predict = [](std::size_t, const MachineDescription& machine) { return 1.2 / machine.clock.limit; };
+  const double limit = tune::fit_machine(request).machine.clock.limit;
+  for (int made = 0; made < (root ? 2 : 1); ++made) {
+    test::Process child([&](const test::Reporter& reporter) {
+      if (root && ::setresuid(kNobodyElse, kNobodyElse, kNobodyElse) != 0) return reporter.line("no other user");
+      rlimit threads{};
+      ::getrlimit(RLIMIT_NPROC, &threads);
+      threads.rlim_cur = static_cast<rlim_t>(1 + made);
+      ::setrlimit(RLIMIT_NPROC, &threads);
+      reporter.line(tune::fit_machine(request).machine.clock.limit == limit ? "the same" : "another");
+    });
+    EXPECT_EQ(child.line(), "the same") << made << " more threads";
+  }
 }
 
 TEST(Calibrate, NothingToFitIsRefused) {

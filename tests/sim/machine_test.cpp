@@ -99,6 +99,32 @@ TEST(Machine, RefusesWhatIsNoDescription) {
   expect_refused("{\"name\": \"twice\", " + text.substr(text.find('{') + 1), "name: comes twice in an object");
 }
 
+// However deep a value is, it is refused where it stands.
+TEST(Machine, RefusesDeepValues) {
+  const auto refused = [](const std::string& begin, const std::string& end, const std::string& what) {
+    constexpr std::size_t kDepth = 500'000;
+    const std::string deep = begin + std::string(kDepth, '[') + std::string(kDepth, ']') + end;
+    ASSERT_LE(deep.size(), kMaxMachineText);
+    expect_refused(deep, what);
+    std::string objects = begin;
+    for (std::size_t i = 0; i < 100'000; ++i) objects += "{\"a\":";
+    expect_refused(objects + "1" + std::string(100'000, '}') + end, what);
+  };
+  refused("", "", "");
+  refused(R"({"format":)", R"(,"version":2})", "format: a");
+  refused(R"({"format":"uniep machine","version":)", "}", "version: a");
+  const std::string known = R"({"format":"uniep machine","version":2,)";
+  refused(known + R"("x":)", R"(,"y":1,"z":2,"name":3})", "x: is not known");
+  std::string text = default_text();
+  for (const char* key : {"name", "title", "workers", "links", "clock"}) {
+    Json json = Json::parse(text);
+    json[key] = "HERE";
+    const std::string changed = json.dump();
+    const std::size_t at = changed.find("\"HERE\"");
+    refused(changed.substr(0, at), changed.substr(at + 6), key);
+  }
+}
+
 TEST(Machine, RefusesOtherVersions) {
   expect_refused([](Json& json) { json["version"] = 3; },
                  "version: 3; must be 1 to 2: this file is of a later version");
@@ -207,7 +233,22 @@ TEST(Machine, SaysWhichGpuItWasCalibratedOn) {
       [](Json& json) {
         json["calibrated"] = {{"device", "GPU"}, {"doubtful", {1}}};
       },
-      "calibrated.doubtful: [1]; must be a list of at most 200 keys");
+      "calibrated.doubtful[0]: 1; must be a key");
+  expect_refused(
+      [](Json& json) {
+        json["calibrated"] = {{"device", "GPU"}, {"doubtful", {"clock.limit", Json::array()}}};
+      },
+      "calibrated.doubtful[1]: a list of 0; must be a key");
+  expect_refused(
+      [](Json& json) {
+        json["calibrated"] = {{"device", "GPU"}, {"doubtful", "clock.limit"}};
+      },
+      "calibrated.doubtful: \"clock.limit\"; must be a list of at most 200 keys");
+  expect_refused(
+      [](Json& json) {
+        json["calibrated"] = {{"device", "GPU"}, {"doubtful", std::vector<int>(201)}};
+      },
+      "calibrated.doubtful: a list of 201; must be a list of at most 200 keys");
 }
 
 // Whatever is in a file, it is read or refused by one line.

@@ -7,9 +7,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <memory>
@@ -96,7 +98,9 @@ std::string cache_key(const KernelRequest& request) {
   return name;
 }
 
-KernelCache::KernelCache() : KernelCache(cache_folder(), Stale::kGo) {}
+KernelCache::KernelCache() : KernelCache(cache_folder(), Stale::kGo) {
+  if (std::getenv("UNIEP_CACHE_DIR") == nullptr) foreign_ = Foreign::kAbsent;
+}
 
 std::string KernelCache::path(const std::string& key) const {
   return directory_ + "/" + name_of(key);
@@ -104,25 +108,20 @@ std::string KernelCache::path(const std::string& key) const {
 
 namespace {
 
-// Root may write everywhere.
-void require_own(const Descriptor& opened, const std::string& path) {
+// Who else may write it, "(user 5, mode 0777)"; none where it is trusted. Root may write everywhere.
+std::string writers_of(const Descriptor& opened) {
   struct stat found {};
   const bool seen = ::fstat(opened.number(), &found) == 0;
   const bool own = seen && (found.st_uid == ::geteuid() || found.st_uid == 0);
-  if (own && (found.st_mode & (S_IWGRP | S_IWOTH)) == 0) return;
+  if (own && (found.st_mode & (S_IWGRP | S_IWOTH)) == 0) return {};
   char mode[8];
   std::snprintf(mode, sizeof(mode), "%04o", static_cast<unsigned>(found.st_mode) & 07777u);
-  throw Error(Status::kInvalidArgument,
-              "UNIEP_CACHE_DIR: others may write '" + path + "' (user " + std::to_string(found.st_uid) + ", mode " +
-                  mode + "); compiled kernels are only taken from folders and files of this user or root that nobody " +
-                  "else may write: chmod -R go-w, or name another folder");
+  return "(user " + std::to_string(found.st_uid) + ", mode " + mode + ")";
 }
 
-// None where there is no such folder.
-Descriptor open_folder(const std::string& path) {
-  Descriptor folder(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  if (folder) require_own(folder, path);
-  return folder;
+void warn_once(const std::string& line) {
+  static std::atomic_flag warned;
+  if (!warned.test_and_set()) std::fprintf(stderr, "uniep: warning: %s\n", line.c_str());
 }
 
 bool read_all(int file, void* to, std::size_t bytes) {
@@ -199,13 +198,32 @@ void KernelCache::make_folder() const {
   make_cache_folder(directory_);
 }
 
+bool KernelCache::trusts(const Descriptor& opened, const std::string& path) const {
+  const std::string writers = writers_of(opened);
+  if (writers.empty()) return true;
+  if (foreign_ == Foreign::kAbsent) {
+    warn_once("others may write '" + path + "' " + writers +
+              "; compiled kernels are not taken from there, so each process compiles its own: chmod -R go-w, or name "
+              "another folder by UNIEP_CACHE_DIR");
+    return false;
+  }
+  throw Error(Status::kInvalidArgument,
+              "UNIEP_CACHE_DIR: others may write '" + path + "' " + writers +
+                  "; compiled kernels are only taken from folders and files of this user or root that nobody else may "
+                  "write: chmod -R go-w, or name another folder");
+}
+
+Descriptor KernelCache::open_folder() const {
+  Descriptor folder(::open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  return folder && trusts(folder, directory_) ? std::move(folder) : Descriptor();
+}
+
 bool KernelCache::load(const std::string& key, std::string& cubin) const {
   if (directory_.empty()) return false;
-  const Descriptor folder = open_folder(directory_);
+  const Descriptor folder = open_folder();
   if (!folder) return false;
   const Descriptor file(::openat(folder.number(), name_of(key).c_str(), O_RDONLY | O_NOFOLLOW | O_CLOEXEC));
-  if (!file) return false;
-  require_own(file, path(key));
+  if (!file || !trusts(file, path(key))) return false;
   FileHeader header{};
   struct stat found {};
   if (!read_all(file.number(), &header, sizeof(header)) || ::fstat(file.number(), &found) != 0) return false;
@@ -223,7 +241,7 @@ bool KernelCache::load(const std::string& key, std::string& cubin) const {
 void KernelCache::store(const std::string& key, const std::string& cubin) const {
   if (directory_.empty()) return;
   make_folder();
-  const Descriptor folder = open_folder(directory_);
+  const Descriptor folder = open_folder();
   const std::string aside = name_aside(name_of(key));
   if (!folder || aside.empty()) return;
   const FileHeader header = header_of(key, cubin);

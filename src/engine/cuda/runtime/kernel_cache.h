@@ -3,6 +3,7 @@
 #include <string>
 
 #include "engine/cuda/runtime/run_time_compiler.h"
+#include "io/descriptor.h"
 
 namespace uniep::cuda {
 
@@ -18,7 +19,8 @@ std::string sources_label();
 // counts as absent and is written anew. A directory that can not be written, or a full disk, makes kernels compile
 // again, nothing worse. In cache_folder() store() deletes kernels that nobody has loaded for 90 days, and what ended
 // processes have left half-written; in a folder that is named nothing. A folder or a file that another user but root
-// owns, or may write, is refused by load() and store(): Error(kInvalidArgument).
+// owns, or may write, is refused by load() and store(): Error(kInvalidArgument). Where nobody has named the folder (no
+// UNIEP_CACHE_DIR, as with a home that users share) it counts as absent, with one line on stderr a process.
 class KernelCache {
  public:
   enum class Stale { kStay, kGo };
@@ -34,8 +36,15 @@ class KernelCache {
   const std::string& directory() const { return directory_; }
 
  private:
+  enum class Foreign { kRefused, kAbsent };  // what others may write
+
+  // Throws, or is false, by foreign_.
+  bool trusts(const Descriptor& opened, const std::string& path) const;
+  Descriptor open_folder() const;  // none where there is none that is trusted
+
   std::string directory_;
   Stale stale_;
+  Foreign foreign_ = Foreign::kRefused;
 };
 
 }  // namespace uniep::cuda
