@@ -61,6 +61,12 @@ UNIEP_API uniep_status uniep_schedule_resolve(const uniep_group* group, const un
                                               int32_t direction, const char* schedule, char* buffer, size_t capacity,
                                               size_t* needed);
 
+/* Compiles what calls of these Schedules launch and the cache lacks, so many kernels at once (0: one a processor),
+ * before the first of them would do so one by one; on cpu nothing. Not collective; loads nothing. A Schedule that the
+ * engine has no kernel for is left out. UNIEP_INVALID_ARGUMENT: a Schedule is not legal. */
+UNIEP_API uniep_status uniep_compile(const uniep_group* group, const uniep_layer_config* config, int32_t direction,
+                                     const char* const* schedules, int32_t count, int32_t threads);
+
 /* What `uniep tune` has found for the group's machine and ranks, as --export writes it, whatever the layer and T: of
  * `file`, or with NULL of the cache in UNIEP_CACHE_DIR (else $XDG_CACHE_HOME/uniep, else ~/.cache/uniep). Without
  * entries for given fields or another routing, and those that are not legal now. Not collective. Buffer, capacity and

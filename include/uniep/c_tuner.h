@@ -21,7 +21,7 @@ typedef struct uniep_tuner uniep_tuner;
 typedef struct uniep_tuner_layer {
   size_t size;
   const uniep_layer_config* config;
-  int64_t tokens; /* the largest T of any rank, about */
+  int64_t tokens; /* the largest T of any rank, about; up to 2^40 */
   /* What the job would run without a tuner; the fields that are named stay as they are. NULL: "auto". */
   const char* forward;
   const char* backward;
@@ -77,7 +77,7 @@ typedef struct uniep_tuner_call {
   uint64_t number;
   int32_t layer;
   int32_t direction;
-  int32_t timed; /* uniep_tuner_measured() is waited for; of other calls it takes nothing */
+  int32_t timed; /* uniep_tuner_measured() is waited for; of other calls that did not fail nothing is taken */
 } uniep_tuner_call;
 
 /* What the next call of a layer runs under. All ranks make the same calls in the same order. */
@@ -90,8 +90,12 @@ UNIEP_API uniep_status uniep_tuner_schedule_to_keep(uniep_tuner* tuner, int32_t 
  * and in the mean over ranks, 0 where the host does not know them. A call that nobody reports counts as hung. */
 UNIEP_API uniep_status uniep_tuner_measured(uniep_tuner* tuner, const uniep_tuner_call* call, double milliseconds,
                                             double busiest_rows, double mean_rows);
-/* It ended in an error. The candidate is out on all ranks, two steps later. */
+/* It ended in an error, timed or not. The candidate is out on all ranks, two steps later; an incumbent is out for good,
+ * and the one before it is back, unless it is what the layer was given. */
 UNIEP_API uniep_status uniep_tuner_failed(uniep_tuner* tuner, const uniep_tuner_call* call, const char* reason);
+/* It has no time, by no fault of its Schedule: it returned an earlier call's error, say, or was not made. Its pair is
+ * lost, whatever other ranks say of the call, and nothing else. */
+UNIEP_API uniep_status uniep_tuner_not_measured(uniep_tuner* tuner, const uniep_tuner_call* call);
 /* Collective: a step ends. Never loads or compiles anything. After an error the tuner is frozen. */
 UNIEP_API uniep_status uniep_tuner_step(uniep_tuner* tuner);
 /* Collective: picks the next candidates and checks each, where there are any to be checked. Call it where the device is

@@ -47,7 +47,7 @@ inline constexpr std::size_t kMaxExchangedBytes = std::size_t{1} << 20;
 // Layers that are alike: all calls of one are compared with each other.
 struct TunerLayer {
   LayerConfig config;
-  int64_t tokens = 0;                             // the largest T of any rank, about
+  int64_t tokens = 0;                             // the largest T of any rank, about; up to 2^40
   Schedule forward, backward;                     // legal; what the job would run without a tuner
   PartialSchedule fixed_forward, fixed_backward;  // fields that stay as they are
 };
@@ -69,7 +69,7 @@ struct TunerOptions {
 
   // Runs a candidate and the incumbent once on the layer's own shapes, on inputs and into outputs of its own (an eighth
   // of the tokens will do), and compares all bytes. Collective, in begin_round(). May throw Error: the candidate is
-  // out.
+  // out; with kOutOfMemory it is refused.
   std::function<TunerCheck(int layer, Direction direction, const Schedule& candidate, const Schedule& incumbent)> check;
   // Begins to compile a candidate's kernels in the background, and says how far that is; waits for nothing, loads
   // nothing. Asked again at each step() until all ranks are ready; only then is the candidate checked, in a later
@@ -143,8 +143,12 @@ class UNIEP_API Tuner {
   // The time of a call, up to the end of the step after its own. A call that nobody reports counts as hung: its
   // candidate is out.
   void measured(const TunerCall& call, const CallTime& time);
-  // It ended in an Error. The candidate is out on all ranks, two steps later.
+  // It ended in an Error, whether its time was asked for or not. The candidate is out on all ranks, two steps later;
+  // an incumbent is out for good, and the one before it is back, unless it is what `options` gave.
   void failed(const TunerCall& call, const std::string& reason);
+  // It has no time, by no fault of its Schedule: it raised an earlier call's Error, say, or was not made. Its pair is
+  // lost, whatever other ranks say of the call, and nothing else.
+  void not_measured(const TunerCall& call);
 
   // Collective: a step ends. Never loads or compiles anything. Throws what the exchange throws, and
   // Error(kInvalidArgument) that names the ranks that made other calls than rank 0; the tuner is then frozen.

@@ -156,8 +156,8 @@ def check_autotune(world):
     """What autotune() says that calls take is what they take, and what it chooses is no slower than "auto"."""
     hidden, intermediate, experts, tokens = (64, 32, 4, 64) if world.cpu else (2048, 768, 16, 8192)
     group = world.native
-    layer = uniep.MoELayer(hidden, intermediate, experts * world.ranks, 4 if world.cpu else 8, group=group)
-    layer.to(world.device)
+    sizes = {"hidden": hidden, "intermediate": intermediate, "num_experts": experts * world.ranks}
+    layer = uniep.MoELayer(**sizes, topk=4 if world.cpu else 8, group=group).to(world.device)
     with tempfile.TemporaryDirectory() as folder:
         kept = pathlib.Path(folder) / "schedules.json"
         with unittest.mock.patch.object(tuning, "_file", lambda: kept):

@@ -113,6 +113,89 @@ def test_a_call_that_sees_an_overflow_is_no_fault_of_its_schedule(tuned_training
     assert len(failed) == 1
 
 
+def test_how_calls_fail_is_told_whether_they_are_timed_or_not(tuned_training, monkeypatch):
+    tuner, layer, optimizer, lines = tuned_training
+    told = []
+    for name in ("uniep_tuner_failed", "uniep_tuner_not_measured"):
+        function = getattr(library.load(), name)
+        monkeypatch.setattr(library.load(), name, lambda *a, f=function, n=name: told.append((a, n)) or f(*a))
+    for _ in range(2):
+        call(layer)
+        optimizer.step()
+    for timed in (True, False):
+        if not timed:
+            tuner.freeze()  # from here on no time is asked for
+        for error, name in (
+            (ZeroDivisionError, "uniep_tuner_failed"),
+            (TimeoutError, "uniep_tuner_failed"),
+            (uniep.CapacityError, "uniep_tuner_not_measured"),  # of an earlier call
+            (KeyboardInterrupt, "uniep_tuner_not_measured"),  # of nobody
+            (torch.OutOfMemoryError, "uniep_tuner_not_measured"),
+            (ValueError, "uniep_tuner_not_measured"),  # a routing that is not legal
+        ):
+            told.clear()
+
+            def fail(*_, error=error, **__):
+                raise error("planted")
+
+            with monkeypatch.context() as patch:
+                patch.setattr(layer.experts.group.engine, "forward", fail)
+                with pytest.raises(error):
+                    call(layer)
+            ((arguments, called),) = told
+            assert called == name and arguments[1]._obj.timed == timed, (error, told)
+    call(layer)
+    assert len(told) == 1
+
+
+@pytest.mark.parametrize(("gone", "name"), [(None, "failed"), ("gone: rank 1 (process 7)", "not_measured")])
+def test_a_rank_that_is_gone_is_no_fault_of_what_runs(gone, name, tuned_training, monkeypatch):
+    """As of a job whose node fails: what was found stays found."""
+    tuner, layer, optimizer, lines = tuned_training
+    for _ in range(2):
+        call(layer)
+        optimizer.step()
+    tuner.freeze()
+    call(layer)
+    told = []
+    for one in ("failed", "not_measured"):
+        monkeypatch.setattr(tuner_module._OfGroup, one, lambda *_, one=one: told.append(one))
+    monkeypatch.setattr(tuner_module.peers, "find_gone", lambda _: gone)
+
+    def fail(*_, **__):
+        raise TimeoutError("rank 1 did not come")
+
+    monkeypatch.setattr(layer.experts.group.engine, "forward", fail)
+    with pytest.raises(TimeoutError):
+        call(layer)
+    assert told == [name]
+
+
+def test_a_tried_call_that_sees_an_overflow_keeps_its_candidate(tuned_training, monkeypatch):
+    """Without a word of it the library would think that it hangs."""
+    tuner, layer, optimizer, lines = tuned_training
+    late = LateOverflow(layer.experts.group.engine, monkeypatch, ["forward"])
+    for _ in range(12):
+        own = tuner._groups[0] if tuner._groups else None
+
+        def overflow(*given, plan=own and own.plan, tried=tuner.spent.tried_calls):
+            trial = plan(*given)
+            late.is_pending |= trial is not None and given[1] == "forward" and tuner.spent.tried_calls > tried
+            return trial
+
+        before = len(late.raised_by)
+        with monkeypatch.context() as patch:
+            if own and not late.raised_by:
+                patch.setattr(own, "plan", overflow)
+            try:
+                call(layer)
+            except uniep.CapacityError:
+                assert len(late.raised_by) == before + 1
+        optimizer.step()
+    assert late.raised_by == ["forward"]
+    assert not any(one.verdict == "failed" for one in tuner.decisions), tuner.decisions
+
+
 def test_arguments():
     for wrong in ({"until": -1}, {"budget": 0}, {"budget": 2}, {"batch": 0}, {"batch": 65}, {"job_group": 1}):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))}: {next(iter(wrong.values()))}; must be"):

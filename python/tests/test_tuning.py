@@ -368,3 +368,31 @@ def test_capacity_as_a_factor():
         run_moe(layer, 0, layer.local(0, 1), capacity=(0.01, 640))
     with pytest.raises(ValueError, match=r"capacity: \(0.0, 8\); must be \(rows or a factor, tokens\)"):
         run_moe(batch, 0, weights, capacity=(0.0, 8))
+
+
+def test_kernels_are_compiled_before_anything_is_timed(folder, slow, monkeypatch):
+    """Of all schedules that are measured, as the calls give them; one that is not legal here is no error."""
+    monkeypatch.setitem(tuning._FORWARD, "cpu", ["fusion=none", "comm.where=sms,comm.dispatch_sms=3"])
+    monkeypatch.setitem(tuning._BACKWARD, "cpu", ["queue=dynamic"])
+    with uniep.Group("self", workers=8) as group:
+        group.reserved = 6
+        asked = []
+        compile_kernels = group.engine.compile
+        monkeypatch.setattr(group.engine, "compile", lambda *given: asked.append(given[1:3]) or compile_kernels(*given))
+        times = tuning._Measurement._times
+        monkeypatch.setattr(tuning._Measurement, "_times", lambda *given: asked.append("timed") or times(*given))
+        layer = uniep.MoELayer(hidden=64, intermediate=32, num_experts=8, topk=2, group=group)
+        assert uniep.autotune(layer, tokens=32, seconds=0.1) == ("fusion=none", "queue=dynamic")
+    end = b"comm.reserve_sms=6"
+    assert asked[:3] == [(0, [end, b"fusion=none," + end]), (1, [end, b"queue=dynamic," + end]), "timed"]
+
+
+def test_a_kernel_that_does_not_compile_is_met_where_it_is_measured(folder, slow, monkeypatch):
+    with uniep.Group("self", workers=3) as group:
+
+        def broken(*_):
+            raise uniep.DeviceError("NVRTC says no")
+
+        monkeypatch.setattr(group.engine, "compile", broken)
+        layer = uniep.MoELayer(hidden=64, intermediate=32, num_experts=8, topk=2, group=group)
+        assert uniep.autotune(layer, tokens=32, seconds=0.1) == ("fusion=none", "fusion=none")

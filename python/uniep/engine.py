@@ -153,6 +153,11 @@ class Engine(GroupHandle):
         arguments = self._library.uniep_schedule_resolve, self._handle, config, direction, schedule
         return library.text_of(functools.partial(self._call, *arguments))
 
+    def compile(self, config: typing.Any, direction: int, schedules: list[bytes], threads: int) -> None:
+        """Kernels that calls of these schedules need, several at once, into the cache; 0 threads: one a processor."""
+        texts = (ctypes.c_char_p * max(1, len(schedules)))(*schedules)
+        self._call(self._library.uniep_compile, self._handle, config, direction, texts, len(schedules), threads)
+
     def tuned_schedules(self, file: bytes | None) -> str:
         """What `uniep tune` has found for this group, in a file or, with None, in its cache, as JSON."""
         return library.text_of(functools.partial(self._call, self._library.uniep_tuned_schedules, self._handle, file))

@@ -238,12 +238,45 @@ class Tuner:
         return own.plan(call, direction, route)
 
 
-class _Timed(trials.Trial):
+_NO_FAULTS = (CapacityError, MemoryError, torch.OutOfMemoryError)
+
+
+class _Planned(trials.Trial):
+    """A call of the job whose time nobody waits for. How it fails is told."""
+
+    def __init__(self, owner: _OfGroup, planned: typing.Any) -> None:
+        self.owner, self.planned = owner, planned
+        self.schedule = planned.schedule
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        _trace: types.TracebackType | None,
+    ) -> None:
+        if error is None:
+            return
+        if self._is_no_fault(error):
+            self.owner.not_measured(self.planned)
+        else:
+            self.owner.failed(self.planned, error)
+
+    def _is_no_fault(self, error: BaseException) -> bool:
+        """Whether the call would have failed under any schedule, as far as that is known."""
+        if isinstance(error, ValueError):
+            return not str(error).startswith("illegal schedule")
+        if isinstance(error, TimeoutError) and self.owner.knows_as_incumbent(self.planned):
+            return peers.find_gone(self.owner.group) is not None  # somebody has ended that rank, or it has crashed
+        # Of an earlier call, of memory, or of who ends the job.
+        return isinstance(error, _NO_FAULTS) or not isinstance(error, Exception)
+
+
+class _Timed(_Planned):
     """A call whose time is taken."""
 
     def __init__(self, owner: _OfGroup, planned: typing.Any, route: Route) -> None:
-        self.owner, self.planned, self.route = owner, planned, route
-        self.schedule = planned.schedule
+        super().__init__(owner, planned)
+        self.route = route
         self.begin: typing.Any = None
         self.end: typing.Any = None
         self.step = owner.steps
@@ -257,9 +290,8 @@ class _Timed(trials.Trial):
         error: BaseException | None,
         _trace: types.TracebackType | None,
     ) -> None:
+        super().__exit__(kind, error, _trace)
         if error is not None:
-            if not isinstance(error, CapacityError):  # which is of an earlier call
-                self.owner.failed(self.planned, error)
             return
         self.end = _moment(self.owner.group.device)
         self.owner.timed.append(self)
@@ -273,7 +305,7 @@ class _Timed(trials.Trial):
 
 
 class _Kept(trials.Trial):
-    """A call that is captured into a graph, or whose time nobody waits for."""
+    """A call that is captured into a graph."""
 
     def __init__(self, schedule: bytes) -> None:
         self.schedule = schedule
@@ -298,6 +330,7 @@ class _OfGroup:
         self.lock = threading.RLock()  # backward has a thread of its own
         self.keep: list[typing.Any] = []  # what the library calls, and reads
         self._refused = b""
+        self.running: dict[tuple[int, int], bytes] = {}  # by layer and direction, where calls are not all timed
 
     def close(self) -> None:
         with self.lock:
@@ -331,7 +364,10 @@ class _OfGroup:
                 return _Kept(text.value or b"auto")
             planned = library.TunerCall.make()
             self._call(self.library.uniep_tuner_schedule, layer, number, ctypes.byref(planned))
-            return _Timed(self, planned, route) if planned.timed else _Kept(planned.schedule)
+            if planned.timed:
+                return _Timed(self, planned, route)
+            self.running[layer, number] = planned.schedule
+            return _Planned(self, planned)
 
     def _note(self, key: typing.Any, call: Call, route: Route) -> None:
         layer = self.index.get(key)
@@ -340,11 +376,19 @@ class _OfGroup:
             self.layers.append(CandidateCheck(call, route))
         self.layers[layer].note(route)
 
+    def knows_as_incumbent(self, planned: typing.Any) -> bool:
+        return bool(self.running.get((planned.layer, planned.direction)) == planned.schedule)
+
     def failed(self, planned: typing.Any, error: BaseException) -> None:
         with self.lock:
             if self.handle is not None:
                 reason = " ".join(str(error).split()) or type(error).__name__
                 self.library.uniep_tuner_failed(self.handle, ctypes.byref(planned), reason.encode())
+
+    def not_measured(self, planned: typing.Any) -> None:
+        with self.lock:
+            if self.handle is not None:
+                self.library.uniep_tuner_not_measured(self.handle, ctypes.byref(planned))
 
     def step(self) -> None:
         with self.lock:

@@ -349,6 +349,7 @@ class _Measurement:
         lists = [["auto", *_FORWARD[kind]], ["auto", *_BACKWARD[kind]]]
         before = self.group.tuned.pop(self.key, None)  # "auto" means the engine's own choice here
         try:
+            self._compile(lists)
             self._times([_AUTO])
             first = max(self._agree(sum(self._times([_AUTO])[0])), 1e-6)
             # A round of a list takes one call more than it has; before its rounds each is called twice.
@@ -374,6 +375,19 @@ class _Measurement:
             _log.info("autotune: %s: forward %s, backward %s", self.key, *pair)
         return pair
 
+    def _compile(self, lists: list[list[str]]) -> None:
+        """What is not in the cache yet, several kernels at once. Native ranks, which are on one host, share the work. A
+        schedule that has no kernel, and a kernel that does not compile, are met again where they are measured."""
+        group = self.group
+        shares, own = (group.size, group.rank) if group.transport == "native" else (1, 0)
+        config = _config(group, self.sizes, self.numerics)
+        for direction, texts in enumerate(lists):
+            pairs = [(text, text) for text in texts]
+            legal = [self._written(pair)[direction] for pair in pairs if self._is_legal(pair, direction)]
+            with contextlib.suppress(RuntimeError, NotImplementedError):
+                group.engine.compile(config, direction, legal[own::shares], -(-(os.cpu_count() or 1) // group.size))
+        self._agree(0.0)
+
     def _slowest(self, pairs: list[Pair], direction: int, repeats: int) -> list[float]:
         """Of each the median time of the slowest rank, infinite where a rank's engine refuses the schedule."""
         legal = [pair for pair in pairs if self._agree(0.0 if self._is_legal(pair, direction) else 1.0) == 0]
@@ -387,11 +401,14 @@ class _Measurement:
                 times[pair].append(taken[direction])
         return [self._agree(statistics.median_high(times[pair])) if pair in times else float("inf") for pair in pairs]
 
+    def _written(self, pair: Pair) -> tuple[bytes, bytes]:
+        """As the calls below give them to the library."""
+        return encoded(pair, self.experts.options.get("save", "keep"), self.group.reserved, self.group.lends)
+
     def _is_legal(self, pair: Pair, direction: int) -> bool:
+        config = _config(self.group, self.sizes, self.numerics)
         try:
-            self.group.engine.resolve(
-                _config(self.group, self.sizes, self.numerics), direction, pair[direction].encode()
-            )
+            self.group.engine.resolve(config, direction, self._written(pair)[direction])
         except (ValueError, NotImplementedError):
             return False
         return True

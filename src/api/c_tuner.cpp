@@ -146,7 +146,7 @@ namespace {
 
 TunerCall call_of(const uniep_tuner_call* call) {
   const uniep_tuner_call given = read_struct<uniep_tuner_call>(call, "call");
-  return {given.layer, direction_of(given.direction), given.number, {}};
+  return {given.layer, direction_of(given.direction), given.number, {}, given.timed != 0};
 }
 
 }  // namespace
@@ -205,6 +205,13 @@ uniep_status uniep_tuner_failed(uniep_tuner* tuner, const uniep_tuner_call* call
     require_pointer(tuner, "tuner");
     require_pointer(reason, "reason");
     tuner->tuner.failed(call_of(call), reason);
+  });
+}
+
+uniep_status uniep_tuner_not_measured(uniep_tuner* tuner, const uniep_tuner_call* call) {
+  return guarded([&] {
+    require_pointer(tuner, "tuner");
+    tuner->tuner.not_measured(call_of(call));
   });
 }
 

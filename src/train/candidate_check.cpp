@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <new>
+#include <string>
+#include <utility>
 
 #include "io/synthetic_value.h"
 #include "model/activation_choice.h"
@@ -64,11 +67,13 @@ CandidateCheck::CandidateCheck(Group& group, const LayerConfig& layer, int64_t t
 void CandidateCheck::make_inputs() {
   const LayerShape& shape = layer_.shape;
   const int64_t local = shape.experts / group_.ranks(), one = shape.hidden * shape.intermediate;
-  memory_.reserve(static_cast<std::size_t>(group_.ranks()));
-  inputs_.resize(static_cast<std::size_t>(group_.ranks()));
+  // All of it or nothing: without memory for a part the next check makes it again.
+  std::vector<RankMemory> memory;
+  std::vector<Inputs> inputs(static_cast<std::size_t>(group_.ranks()));
+  memory.reserve(inputs.size());
   for (int rank = 0; rank < group_.ranks(); ++rank) {
-    RankMemory& own = memory_.emplace_back(group_.device(rank), device_arrays_);
-    Inputs& in = inputs_[static_cast<std::size_t>(rank)];
+    RankMemory& own = memory.emplace_back(group_.device(rank), device_arrays_);
+    Inputs& in = inputs[static_cast<std::size_t>(rank)];
     const auto read = [&own](const auto& all) { return own.input(all.data(), static_cast<int64_t>(all.size())); };
     in.routing = {tokens_, read(ids_), IndexType::kInt32, read(probs_), {}};
     in.x = read(x_);
@@ -83,6 +88,8 @@ void CandidateCheck::make_inputs() {
     if (layer_.numerics.bias) in.weights.b1 = read(b1_);
     if (layer_.numerics.bias) in.weights.b2 = read(b2_);
   }
+  memory_ = std::move(memory);
+  inputs_ = std::move(inputs);
 }
 
 CandidateCheck::Results CandidateCheck::run(Direction direction, const Schedule& forward, const Schedule& backward) {
@@ -136,18 +143,32 @@ TunerCheck CandidateCheck::check(Direction direction, const Schedule& candidate,
   const bool is_forward = direction == Direction::kForward;
   // The same under every Schedule, so once is enough.
   std::vector<uint64_t>& expected = expected_[static_cast<std::size_t>(direction)];
-  if (expected.empty()) expected = run(direction, forward, backward).checksums;
   TunerCheck check;
+  const auto refuse = [&](const std::string& reason) {
+    group_.recover();
+    check.refused = reason;
+  };
+  bool is_incumbent = expected.empty();  // that runs
   try {
+    if (is_incumbent) expected = run(direction, forward, backward).checksums;
+    is_incumbent = false;
     const Results seen = run(direction, is_forward ? candidate : forward, is_forward ? backward : candidate);
     check.equal = seen.checksums == expected;
     const auto need = [&](const Schedule& schedule) {
       return memory_need(group_, layer_, schedule, seen.placement, {.direction = direction});
     };
     if (needs_more(need(candidate), need(is_forward ? forward : backward))) check.refused = "it needs more memory";
-  } catch (const Error&) {
-    group_.recover();
-    throw;
+  } catch (const Error& error) {
+    if (error.status() == Status::kOutOfMemory) {
+      refuse(std::string("no room to check it: ") + error.what());
+    } else if (is_incumbent) {  // which says nothing of the candidate
+      refuse(std::string("what runs now failed beside it: ") + error.what());
+    } else {
+      group_.recover();
+      throw;
+    }
+  } catch (const std::bad_alloc&) {
+    refuse("no room to check it");
   }
   check.milliseconds = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
   return check;

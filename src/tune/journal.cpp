@@ -200,9 +200,13 @@ void Journal::note(const Tried& tried) {
   write();
 }
 
+void Journal::forget_slower() noexcept {
+  std::erase_if(lines_, [](const JournalLine& line) { return !is_final(line); });
+}
+
 void Journal::finish() {
   if (file_.empty()) return;
-  std::erase_if(lines_, [](const JournalLine& line) { return !is_final(line); });
+  forget_slower();
   std::error_code ignored;
   if (lines_.empty()) {
     std::filesystem::remove(file_, ignored);

@@ -48,6 +48,8 @@ class Journal {
   void note(const Tried& tried);
   // The search is over: what was slower may be tried again next time. Throws Error(kIo).
   void finish();
+  // The same in memory alone.
+  void forget_slower() noexcept;
 
  private:
   Journal() = default;

@@ -63,15 +63,13 @@ PlannedCall OnlineSearch::next_call() {
 }
 
 void OnlineSearch::apply(const PlannedCall& call, const AgreedTime& time) {
-  const bool known = time.failed_on < 0 && time.missing_on < 0;
-  if (!call.of_candidate && known && call.incumbents == incumbents_) note_incumbent(time);
-  if (!call.of_candidate && time.failed_on >= 0 && call.incumbents == incumbents_ && !earlier_.empty()) {
-    fall_back(time.failed_on);
-  }
+  const bool of_incumbent = !call.of_candidate && call.incumbents == incumbents_;
+  if (of_incumbent && time.is_known()) note_incumbent(time);
+  if (of_incumbent && time.failed_on >= 0 && can_fall_back()) fall_back(time.failed_on);
   if (call.epoch != epoch_) return;
   if (call.candidate < 0) return;
   const auto i = static_cast<std::size_t>(call.candidate);
-  if (call.of_candidate && !known) {
+  if (call.of_candidate && !time.is_known() && !time.is_void) {
     drop(i, Verdict::kFailed,
          time.failed_on >= 0 ? fmt::format("its call failed on rank {}", time.failed_on)
                              : fmt::format("no time of its call came from rank {}: it hangs", time.missing_on));
@@ -93,8 +91,7 @@ void OnlineSearch::note_incumbent(const AgreedTime& time) {
 
 void OnlineSearch::end_pair(const Half& first, const PlannedCall& call, const AgreedTime& time) {
   Candidate& candidate = candidates_[static_cast<std::size_t>(call.candidate)];
-  const auto unknown = [](const AgreedTime& one) { return one.failed_on >= 0 || one.missing_on >= 0; };
-  if (unknown(first.time) || unknown(time)) {
+  if (!first.time.is_known() || !time.is_known()) {
     ++candidate.lost_pairs;
     return;
   }
@@ -157,9 +154,19 @@ void OnlineSearch::take(std::size_t i) {
 void OnlineSearch::fall_back(int rank) {
   const std::string reason = fmt::format("a call of the incumbent failed on rank {}", rank);
   events_.push_back({OnlineEvent::Kind::kFellBack, 0, reason, incumbent_});
+  std::erase(earlier_, incumbent_);  // it may have been one before, too
   const Schedule earlier = earlier_.back();
   earlier_.pop_back();
   set_incumbent(earlier);
+}
+
+void OnlineSearch::incumbent_failed(const Schedule& schedule, int rank) {
+  if (earlier_.empty() || schedule == earlier_.front()) return;
+  if (schedule == incumbent_) return fall_back(rank);
+  // Another one has taken its place meanwhile.
+  if (std::erase(earlier_, schedule) == 0) return;
+  const std::string reason = fmt::format("a call of it as the incumbent failed on rank {}", rank);
+  events_.push_back({OnlineEvent::Kind::kFellBack, 0, reason, schedule});
 }
 
 void OnlineSearch::set_incumbent(const Schedule& schedule) {

@@ -37,9 +37,12 @@ struct PlannedCall {
 // A call's time, from what all ranks say.
 struct AgreedTime {
   int failed_on = -1, missing_on = -1;  // the first rank that says so; -1: none
+  bool is_void = false;                 // no time, and nobody's fault
   double milliseconds = 0;              // the least over ranks: that of the one that came last, who waited for nobody
   double forecast = 1;
   double skew = 1;  // the busiest rank's rows over the mean; 0: unknown
+
+  bool is_known() const { return failed_on < 0 && missing_on < 0 && !is_void; }
 };
 
 struct Candidate {
@@ -75,6 +78,8 @@ class OnlineSearch {
 
   const Schedule& incumbent() const { return incumbent_; }
   const std::string& incumbent_text() const { return incumbent_text_; }
+  // What is back where the incumbent fails; null: the incumbent stays.
+  const Schedule* earlier() const { return can_fall_back() ? &earlier_.back() : nullptr; }
   const std::vector<Candidate>& candidates() const { return candidates_; }
   Candidate& candidate(std::size_t i) { return candidates_[i]; }
   int epoch() const { return epoch_; }
@@ -87,6 +92,9 @@ class OnlineSearch {
 
   // In the order of calls; calls of no pair say how the incumbent does.
   void apply(const PlannedCall& call, const AgreedTime& time);
+  // A call that ran under this Schedule as the incumbent failed. The one before it is back, where there is one; what
+  // the search was made with stays.
+  void incumbent_failed(const Schedule& schedule, int rank);
   // At the end of a step in which `calls` calls were made. Plans for the next ones what `allowed` ms may be lost for,
   // and takes it from there. One candidate at a time has its first use, so that it is known which one ends a program:
   // none, while `first_use` says so.
@@ -124,6 +132,7 @@ class OnlineSearch {
   };
 
   bool is_trying() const;
+  bool can_fall_back() const { return !earlier_.empty() && incumbent_ != earlier_.front(); }
   void note_incumbent(const AgreedTime& time);
   void end_pair(const Half& first, const PlannedCall& call, const AgreedTime& time);
   void judge(std::size_t i);

@@ -25,6 +25,10 @@ void Tuner::failed(const TunerCall& call, const std::string& reason) {
   implementation_->failed(call, reason);
 }
 
+void Tuner::not_measured(const TunerCall& call) {
+  implementation_->not_measured(call);
+}
+
 void Tuner::step() {
   implementation_->step();
 }

@@ -139,7 +139,9 @@ Tuner::Implementation::OwnCheck Tuner::Implementation::check_candidate(const Slo
     return {outcome, check.milliseconds, std::move(check.refused)};
   } catch (const Error& error) {
     const std::chrono::duration<double, std::milli> passed = std::chrono::steady_clock::now() - begin;
-    return {CheckOutcome::kFailed, passed.count(), error.what()};
+    // Memory that lacks now may be there another time.
+    const bool lacks = error.status() == Status::kOutOfMemory;
+    return {lacks ? CheckOutcome::kRefused : CheckOutcome::kFailed, passed.count(), error.what()};
   }
 }
 

@@ -1,7 +1,6 @@
 // A tuner's begin: options, the folder, and that all ranks begin with the same.
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 #include <filesystem>
 
@@ -18,6 +17,8 @@ using tune::ByteWriter;
 using tune::hash_of;
 
 namespace {
+
+constexpr int64_t kMaxTokens = int64_t{1} << 40;  // of a rank; far above any batch, and doubles count them
 
 uint64_t identity_of(const TunerOptions& options) {
   ByteWriter writer;
@@ -51,24 +52,7 @@ Tuner::Implementation::Implementation(TunerOptions options) : options_(std::move
   for (Slot& slot : slots_) {
     slot.base = slot.search.incumbent();
     slot.base_text = slot.search.incumbent_text();
-  }
-}
-
-Tuner::Implementation::~Implementation() {
-  // An end in the middle of a trial is no fault of the candidate, unless its call has failed; after an error of the
-  // exchange it may be what ended another rank, and stays as what was being tried.
-  for (Slot& slot : slots_) {
-    const std::vector<tune::Candidate>& candidates = slot.search.candidates();
-    for (std::size_t i = 0; i < candidates.size(); ++i) {
-      if (!candidates[i].is_first_used()) continue;
-      const bool failed = std::any_of(slot.open.begin(), slot.open.end(), [&](const tune::OpenCall& call) {
-        return call.failed && call.planned.of_candidate && call.planned.epoch == slot.search.epoch() &&
-               call.planned.candidate == static_cast<int>(i);
-      });
-      if (ended_by_error_ && !failed) continue;
-      note(slot, candidates[i].schedule, failed ? tune::Verdict::kFailed : tune::Verdict::kInTheRunning,
-           failed ? "its call failed" : "");
-    }
+    slot.incumbencies = {{0, slot.base}};
   }
 }
 
@@ -87,6 +71,9 @@ void Tuner::Implementation::check_options() const {
   if (!o.folder.empty() && o.machine_name.empty()) refuse("machine_name: empty; entries of the folder need one");
   for (std::size_t layer = 0; layer < o.layers.size(); ++layer) {
     const TunerLayer& own = o.layers[layer];
+    if (own.tokens < 0 || own.tokens > kMaxTokens) {
+      refuse(fmt::format("layers[{}].tokens: {}; must be 0 to {}", layer, own.tokens, kMaxTokens));
+    }
     for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
       const bool forward = direction == Direction::kForward;
       const std::vector<std::string> broken = validate(

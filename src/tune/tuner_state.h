@@ -24,7 +24,7 @@ struct OpenCall {
   uint64_t number = 0;
   int64_t step = 0;  // in which it was made: 1, 2, ...
   PlannedCall planned;
-  bool measured = false, failed = false;
+  bool measured = false, failed = false, is_void = false;
   CallTime time = {};
 };
 
@@ -40,6 +40,12 @@ struct Waiting {
   std::string reason = {};  // why it fails on this rank
 };
 
+// What ran where no candidate did.
+struct Incumbency {
+  uint64_t first_call = 0;
+  Schedule schedule;
+};
+
 // A layer and direction.
 struct TunerSlot {
   int layer = 0;
@@ -53,17 +59,26 @@ struct TunerSlot {
   std::deque<uint64_t> calls_of_step = {};  // of steps that are not yet agreed on; the last is the one that runs
   int unplanned = 0;                        // calls of no pair in this step that are asked for
   std::deque<OpenCall> open = {};
+  std::vector<Incumbency> incumbencies = {};
+  // Of calls under an incumbent, what this rank has not yet told the others.
+  std::optional<uint64_t> failed_call = {}, void_call = {};
+  std::set<std::string> failed_here = {};           // incumbents whose call has, as text
   std::set<std::string> tried = {};                 // Schedules as text that are not tried again until times drift
   std::set<std::string> out_for_good = {};          // failed or wrong
   std::vector<Result> ended = {};                   // of earlier rounds and incumbents
   std::map<int, std::vector<Result>> others = {};   // by group
   double milliseconds = 0, first_milliseconds = 0;  // of the incumbent, the last that is known; of the first one
-  int checks = 0;                                   // so far, and what they took
+  std::map<std::string, double> earlier_milliseconds = {};  // of incumbents whose place was taken, by text
+  int checks = 0;                                           // so far, and what they took
   double checks_milliseconds = 0, first_check_milliseconds = 0;
   std::vector<Waiting> waiting = {};
   uint32_t next_waiting = 0;
   std::unique_ptr<Journal> journal = {};  // of rank 0
   bool said_kept = false;
+
+  // Null: not asked for, or no more.
+  OpenCall* find_open(uint64_t number);
+  const Schedule& incumbent_of(uint64_t number) const;
 };
 
 }  // namespace uniep::tune
@@ -79,6 +94,7 @@ class Tuner::Implementation {
   const Schedule& schedule_to_keep(int layer, Direction direction);
   void measured(const TunerCall& call, const CallTime& time);
   void failed(const TunerCall& call, const std::string& reason);
+  void not_measured(const TunerCall& call);
   void step();
   bool wants_round() const;
   void begin_round();
@@ -104,6 +120,7 @@ class Tuner::Implementation {
     uint64_t state = 0, results = 0;
     struct OfSlot {
       uint64_t calls = 0;
+      std::optional<uint64_t> failed_call, void_call;  // under an incumbent, up to the step after `covered`
       std::vector<Report> reports;
       std::vector<std::pair<uint32_t, tune::Prepared>> waiting;  // by id
     };
@@ -150,11 +167,19 @@ class Tuner::Implementation {
   void handle(Slot& slot, const tune::OnlineEvent& event);
   void record(Slot& slot, const std::string& verdict, const tune::Candidate& candidate, const std::string& reason);
   void taken(Slot& slot, const tune::Candidate& candidate);
-  void fell_back(Slot& slot, const tune::OnlineEvent& event);  // the incumbent failed
   // Into the journal. A disk that is full ends the folder's use, not the tuner's.
   void note(Slot& slot, const Schedule& schedule, tune::Verdict verdict, const std::string& reason = {});
   void write_or_go_on(const std::function<void()>& write);
+  void forget_slower(Slot& slot);
   uint64_t state_hash() const;
+
+  // Calls that failed (tuner_failures.cpp).
+  void incumbent_failed_here(Slot& slot, uint64_t number, const std::string& reason);
+  void apply_failures(std::size_t slot, const std::vector<StepMessage>& messages);
+  void fell_back(Slot& slot, const tune::OnlineEvent& event);  // an incumbent failed
+  void keep_instead(Slot& slot, const Schedule& failed, const Schedule& back);
+  void note_running(Slot& slot);
+  void end_trials(Slot& slot);
 
   // Candidates of a round (tuner_round.cpp).
   bool wants_round(const Slot& slot) const;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "tune/changed_fields.h"
 #include "tune/median.h"
@@ -23,7 +24,23 @@ using tune::Verdict;
 namespace {
 
 constexpr int kUnplanned = 8;  // calls of no pair whose time is asked for, a step
-constexpr float kFailed = -1, kMissing = -2;
+constexpr float kFailed = -1, kMissing = -2, kVoid = -3;
+
+float reported(const OpenCall& open) {
+  if (open.is_void) return kVoid;
+  if (open.failed) return kFailed;
+  return open.measured ? static_cast<float>(open.time.milliseconds) : kMissing;
+}
+
+// A call's number, of which there may be none.
+void write_call(ByteWriter& writer, const std::optional<uint64_t>& number) {
+  writer.number(number ? *number + 1 : uint64_t{0});
+}
+
+std::optional<uint64_t> read_call(ByteReader& reader) {
+  const auto number = reader.number<uint64_t>();
+  return number == 0 ? std::nullopt : std::optional(number - 1);
+}
 
 const char* word(const OnlineEvent& event, const Candidate& candidate) {
   return event.kind == OnlineEvent::Kind::kTaken ? "taken" : tune::verdict_name(candidate.verdict);
@@ -67,20 +84,10 @@ void Tuner::Implementation::measured(const TunerCall& call, const CallTime& time
   if (!(time.milliseconds > 0) || !std::isfinite(time.milliseconds)) {
     throw Error(Status::kInvalidArgument, fmt::format("milliseconds: {}; must be a time above 0", time.milliseconds));
   }
-  for (OpenCall& open : slot(call.layer, call.direction).open) {
-    if (open.number != call.number) continue;
-    open.measured = true;
-    open.time = time;
-  }
-}
-
-void Tuner::Implementation::failed(const TunerCall& call, const std::string& reason) {
-  Slot& own = slot(call.layer, call.direction);
-  for (OpenCall& open : own.open) {
-    if (open.number != call.number) continue;
-    open.failed = true;
-    if (open.planned.of_candidate) say(place(own) + "a candidate's call failed here: " + reason);
-  }
+  OpenCall* const open = slot(call.layer, call.direction).find_open(call.number);
+  if (open == nullptr) return;
+  open->measured = true;
+  open->time = time;
 }
 
 std::vector<std::vector<std::byte>> Tuner::Implementation::take(int64_t number) {
@@ -109,14 +116,14 @@ std::vector<std::byte> Tuner::Implementation::step_bytes(int64_t covered) {
   for (Slot& slot : slots_) {
     const std::size_t known = slot.calls_of_step.size();
     writer.number(known < 2 ? uint64_t{0} : slot.calls_of_step[known - 2]);
+    write_call(writer, std::exchange(slot.failed_call, std::nullopt));
+    write_call(writer, std::exchange(slot.void_call, std::nullopt));
     uint32_t count = 0;
     for (const OpenCall& open : slot.open) count += open.step == covered;
     writer.number(count);
     for (const OpenCall& open : slot.open) {
       if (open.step != covered) continue;
-      const float milliseconds =
-          open.failed ? kFailed : (open.measured ? static_cast<float>(open.time.milliseconds) : kMissing);
-      writer.number(milliseconds);
+      writer.number(reported(open));
       writer.number(static_cast<float>(open.time.busiest_rows));
       writer.number(static_cast<float>(open.time.mean_rows));
     }
@@ -139,6 +146,8 @@ Tuner::Implementation::StepMessage Tuner::Implementation::parse_step(std::span<c
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     StepMessage::OfSlot of_slot;
     of_slot.calls = reader.number<uint64_t>();
+    of_slot.failed_call = read_call(reader);
+    of_slot.void_call = read_call(reader);
     of_slot.reports.resize(reader.count(3 * sizeof(float)));
     for (Report& report : of_slot.reports) {
       report.milliseconds = reader.number<float>();
@@ -189,6 +198,7 @@ void Tuner::Implementation::apply_step(int64_t covered, const std::vector<std::v
   }
   for (std::size_t i = 0; i < slots_.size(); ++i) {
     apply_calls(i, covered, messages);
+    apply_failures(i, messages);
     apply_waiting(i, messages);
   }
   if (!same_results && options_.rank == 0) say("other groups' results are left out: ranks were given different ones");
@@ -208,16 +218,19 @@ void Tuner::Implementation::apply_calls(std::size_t index, int64_t covered, cons
       const Report& report = messages[rank].slots[index].reports[i];
       if (report.milliseconds == kFailed && time.failed_on < 0) time.failed_on = static_cast<int>(rank);
       if (report.milliseconds == kMissing && time.missing_on < 0) time.missing_on = static_cast<int>(rank);
+      time.is_void |= report.milliseconds == kVoid;
       const double milliseconds = report.milliseconds;
       time.milliseconds = rank == 0 ? milliseconds : std::min(time.milliseconds, milliseconds);
       busiest = std::max<double>(busiest, report.busiest_rows);
       mean = std::max<double>(mean, report.mean_rows);
     }
+    // A rank that did not make the call lets the others wait until they fail.
+    if (time.is_void) time.failed_on = time.missing_on = -1;
     const double forecast =
         options_.forecast ? options_.forecast(own.layer, own.direction, busiest, mean) : own.forecast.of(busiest, mean);
     time.forecast = forecast > 0 && std::isfinite(forecast) ? forecast : 1;
     time.skew = mean > 0 ? busiest / mean : 0;
-    if (time.failed_on < 0 && time.missing_on < 0) {
+    if (time.is_known()) {
       sum += time.milliseconds;
       ++known;
     }
@@ -251,11 +264,11 @@ void Tuner::Implementation::step() {
       own_last_ = own;
     }
     if (!agreed.empty()) apply_step(current - 2, agreed);
+    decide();
   } catch (...) {
     frozen = ended_by_error_ = true;
     throw;
   }
-  decide();
   steps = current;
   for (Slot& slot : slots_) {
     slot.calls_of_step.push_back(0);
@@ -288,6 +301,7 @@ void Tuner::Implementation::handle(Slot& own, const OnlineEvent& event) {
   if (event.kind == Kind::kNewRound) {
     own.tried.clear();
     forget_results(own);
+    forget_slower(own);
     for (const tune::Waiting& one : own.waiting) own.tried.insert(to_text(one.schedule));
     if (options_.rank == 0) say(place(own) + "a new round: " + event.reason);
     return;
@@ -311,6 +325,7 @@ void Tuner::Implementation::handle(Slot& own, const OnlineEvent& event) {
       record(own, word(event, candidate), candidate, "");
       keep_result(own, candidate);
       taken(own, candidate);
+      note_running(own);
       break;
     case Kind::kNewRound:
     case Kind::kFellBack:
@@ -318,23 +333,11 @@ void Tuner::Implementation::handle(Slot& own, const OnlineEvent& event) {
   }
 }
 
-void Tuner::Implementation::fell_back(Slot& own, const OnlineEvent& event) {
-  const Candidate failed{
-      .schedule = event.failed, .text = to_text(event.failed), .verdict = Verdict::kFailed, .reason = event.reason};
-  own.out_for_good.insert(failed.text);
-  own.base = own.search.incumbent();
-  own.base_text = own.search.incumbent_text();
-  note(own, failed.schedule, failed.verdict, failed.reason);
-  keep_result(own, failed);
-  record(own, tune::verdict_name(failed.verdict), failed, failed.reason);
-  if (options_.rank != 0 || !folder_.keeps()) return;
-  const std::optional<tune::TunedSchedule> entry = folder_.find(key_of(own));
-  if (entry && entry->schedule == failed.schedule) folder_.remove(key_of(own));
-}
-
 void Tuner::Implementation::taken(Slot& own, const Candidate& candidate) {
+  own.earlier_milliseconds[own.base_text] = own.milliseconds;
   own.base = candidate.schedule;
   own.base_text = candidate.text;
+  own.incumbencies.push_back({own.calls, own.base});
   if (own.first_milliseconds == 0) own.first_milliseconds = own.milliseconds;
   own.milliseconds *= tune::median(candidate.pooled());
   if (options_.rank != 0 || !folder_.keeps()) return;
@@ -368,6 +371,13 @@ void Tuner::Implementation::write_or_go_on(const std::function<void()>& write) {
   }
 }
 
+// What was slower may be tried again: also in memory alone, where the folder is lost.
+void Tuner::Implementation::forget_slower(Slot& own) {
+  if (own.journal == nullptr) return;
+  own.journal->forget_slower();
+  write_or_go_on([&] { own.journal->finish(); });
+}
+
 uint64_t Tuner::Implementation::state_hash() const {
   uint64_t hash = static_cast<uint64_t>(steps);
   for (const Slot& slot : slots_) {
@@ -383,9 +393,7 @@ void Tuner::Implementation::freeze(const std::string& why) {
   if (frozen) return;
   frozen = true;
   for (Slot& slot : slots_) {
-    for (const Candidate& candidate : slot.search.candidates()) {
-      if (candidate.verdict == Verdict::kInTheRunning) note(slot, candidate.schedule, Verdict::kInTheRunning);
-    }
+    end_trials(slot);
     slot.search.stop();
     slot.open.clear();
     slot.waiting.clear();

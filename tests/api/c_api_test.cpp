@@ -226,6 +226,16 @@ TEST_F(CApiErrors, EveryNullIsAnInvalidArgumentThatIsNamed) {
   uniep_group_leave(nullptr);
   refused("group", uniep_group_describe(nullptr, &info));
   refused("info", uniep_group_describe(g, nullptr));
+  const char* const texts[] = {"auto", "fusion=none"};
+  expect_ok(uniep_compile(g, c, UNIEP_FORWARD, texts, 2, 0));  // on cpu nothing
+  refused("group", uniep_compile(nullptr, c, UNIEP_FORWARD, texts, 2, 0));
+  refused("config", uniep_compile(g, nullptr, UNIEP_FORWARD, texts, 2, 0));
+  expect_failure(UNIEP_INVALID_ARGUMENT, "direction: 2", uniep_compile(g, c, 2, texts, 2, 0));
+  refused("schedules", uniep_compile(g, c, UNIEP_FORWARD, nullptr, 2, 0));
+  expect_failure(UNIEP_INVALID_ARGUMENT, "count: -1", uniep_compile(g, c, UNIEP_FORWARD, texts, -1, 0));
+  expect_failure(UNIEP_INVALID_ARGUMENT, "threads: -1", uniep_compile(g, c, UNIEP_FORWARD, texts, 2, -1));
+  const char* const wrong[] = {"auto", "order.raster=99"};
+  expect_failure(UNIEP_INVALID_ARGUMENT, "order.raster=99", uniep_compile(g, c, UNIEP_FORWARD, wrong, 2, 0));
   refused("group", uniep_schedule_resolve(nullptr, c, UNIEP_FORWARD, "auto", nullptr, 0, &needed));
   refused("config", uniep_schedule_resolve(g, nullptr, UNIEP_FORWARD, "auto", nullptr, 0, &needed));
   refused("schedule", uniep_schedule_resolve(g, c, UNIEP_FORWARD, nullptr, nullptr, 0, &needed));

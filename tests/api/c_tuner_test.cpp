@@ -109,6 +109,52 @@ class CTuner : public testing::Test {
   uint64_t calls_ = 0, timed_ = 0;
 };
 
+// Of a call that has no time there is no fault, and of one whose time nobody waits for there may be.
+TEST_F(CTuner, CallsThatFailOrAreNotMeasured) {
+  TemporaryFolder folder;
+  const std::string place = folder.path();
+  options_.folder = place.c_str();
+  options_.machine_name = "made up";
+  const TunerHandle tuner = make();
+  int lost = 0;
+  const auto run = [&](const auto& reported) {
+    if (state(tuner.get()).wants_round != 0) expect_ok(uniep_tuner_begin_round(tuner.get()));
+    for (int i = 0; i < 20; ++i) {
+      uniep_tuner_call call{};
+      call.size = sizeof(call);
+      expect_ok(uniep_tuner_schedule(tuner.get(), 0, UNIEP_FORWARD, &call));
+      if (reported(call) || call.timed == 0) continue;
+      expect_ok(uniep_tuner_measured(tuner.get(), &call, job_.is_fast(call.schedule) ? 0.8 : 1.0, 0, 0));
+    }
+    expect_ok(uniep_tuner_step(tuner.get()));
+  };
+  const auto incumbent = [&] {
+    const char* found = nullptr;
+    expect_ok(uniep_tuner_incumbent(tuner.get(), 0, UNIEP_FORWARD, &found));
+    return std::string(found);
+  };
+  const std::string given = incumbent();
+  for (int step = 0; step < 40; ++step) {
+    run([&](const uniep_tuner_call& call) {
+      if (lost > 2 || !job_.is_fast(call.schedule)) return false;
+      expect_ok(uniep_tuner_not_measured(tuner.get(), &call));
+      return ++lost > 0;
+    });
+  }
+  EXPECT_EQ(lost, 3);
+  ASSERT_EQ(incumbent(), job_.checked.front());
+  bool failed = false;
+  for (int step = 0; step < 2; ++step) {
+    run([&](const uniep_tuner_call& call) {
+      if (failed || call.timed != 0) return false;
+      expect_ok(uniep_tuner_failed(tuner.get(), &call, "planted"));
+      return failed = true;
+    });
+  }
+  EXPECT_TRUE(failed);
+  EXPECT_EQ(incumbent(), given);
+}
+
 TEST_F(CTuner, TakesWhatIsFasterAndLeavesOutWhatIsFaulty) {
   const TunerHandle tuner = make();
   for (int i = 0; i < 40; ++i) step(tuner.get());
@@ -224,6 +270,11 @@ TEST_F(CTuner, RefusesByNameAndGivesTheCallersStatus) {
   expect_ok(uniep_tuner_schedule(tuner.get(), 0, UNIEP_FORWARD, &call));
   EXPECT_EQ(uniep_tuner_measured(tuner.get(), &call, 0, 0, 0), UNIEP_INVALID_ARGUMENT);
   expect_ok(uniep_tuner_failed(tuner.get(), &call, "planted"));
+  expect_ok(uniep_tuner_not_measured(tuner.get(), &call));
+  EXPECT_EQ(uniep_tuner_not_measured(nullptr, &call), UNIEP_INVALID_ARGUMENT);
+  call.layer = 1;
+  EXPECT_EQ(uniep_tuner_not_measured(tuner.get(), &call), UNIEP_INVALID_ARGUMENT);
+  because("layer: 1");
   job_.exchange = UNIEP_TIMEOUT;
   EXPECT_EQ(uniep_tuner_step(tuner.get()), UNIEP_TIMEOUT);
   EXPECT_EQ(state(tuner.get()).frozen, 1);

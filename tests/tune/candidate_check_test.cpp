@@ -5,9 +5,11 @@
 
 #include <array>
 #include <cstring>
+#include <string>
 
 #include "engine/cpu/engine.h"
 #include "support/disturb.h"
+#include "support/expect_error.h"
 #include "support/random_schedule_case.h"
 
 namespace uniep::test {
@@ -44,6 +46,37 @@ TEST(CandidateCheck, SeesWrongWeightGradientsOfEachKind) {
           << static_cast<int>(kind) << bias;
     }
   }
+}
+
+// What fails beside the candidate is no fault of it; what fails under it is. Afterwards the group takes calls again.
+TEST(CandidateCheck, AnIncumbentThatFailsIsNoFaultOfTheCandidate) {
+  GroupOptions options;
+  options.engine = EngineKind::kCpu;
+  options.ranks = 2;
+  options.workers = 2;
+  options.timeout_seconds = 0.2;
+  Group group(options);
+  LayerConfig layer;
+  layer.shape = {64, 32, 8, 2};
+  const auto schedule = [&](const char* text) {
+    return resolve(PartialSchedule::parse(text), {.direction = Direction::kForward,
+                                                  .shape = layer.shape,
+                                                  .numerics = layer.numerics,
+                                                  .machine = group.machine()});
+  };
+  const Schedule forward = schedule("fusion=none"), candidate = schedule("fusion=layer");
+  train::CandidateCheck check(group, layer, 8 * 24, nullptr);
+  auto& engine = dynamic_cast<cpu::CpuEngine&>(group.implementation());
+  const auto checked = [&] { return check.check(Direction::kForward, candidate, forward, forward); };
+  engine.plant(cpu::Fault::kSilentWorker);
+  const std::string refused = checked().refused;
+  EXPECT_TRUE(refused.starts_with("what runs now failed beside it: ")) << refused;
+  engine.plant(cpu::Fault::kNone);
+  EXPECT_TRUE(checked().equal);
+  engine.plant(cpu::Fault::kSilentWorker);
+  expect_error(Status::kTimeout, "", [&] { checked(); });
+  engine.plant(cpu::Fault::kNone);
+  EXPECT_TRUE(checked().equal);
 }
 
 // The definition: words of 32 bits, of which the last one is filled up with zeros.

@@ -495,6 +495,8 @@ TEST(Tuner, BadOptionsAreRefused) {
   refused([](TunerOptions& o) { o.group = 1; }, "group: 1");
   refused([](TunerOptions& o) { o.folder = "x", o.machine_name = ""; }, "machine_name: empty");
   refused([](TunerOptions& o) { o.layers[0].forward.order.raster = 0; }, "layers[0].forward: ");
+  refused([](TunerOptions& o) { o.layers[0].tokens = -1; }, "layers[0].tokens: -1; must be 0 to 1099511627776");
+  refused([](TunerOptions& o) { o.layers[0].tokens = (int64_t{1} << 40) + 1; }, "layers[0].tokens: 1099511627777");
   Tuner tuner(job_options(job, 0, nullptr));
   expect_error(Status::kInvalidArgument, "layer: 1; must be 0 to 0", [&] { tuner.schedule(1, Direction::kForward); });
   const TunerCall call = tuner.schedule(0, Direction::kForward);
