@@ -1,5 +1,6 @@
 // A tuner's calls that fail, under a candidate or an incumbent, and a job that ends by one.
 #include <algorithm>
+#include <exception>
 
 #include "tune/tuner_state.h"
 #include "uniep/error.h"
@@ -29,11 +30,14 @@ const Schedule& tune::TunerSlot::incumbent_of(uint64_t number) const {
 }
 
 Tuner::Implementation::~Implementation() {
-  for (Slot& slot : slots_) {
-    end_trials(slot);
-    const Schedule* const earlier = slot.search.earlier();
-    const bool failed = slot.failed_here.contains(slot.search.incumbent_text());
-    if (failed && earlier != nullptr) keep_instead(slot, slot.search.incumbent(), *earlier);
+  try {
+    for (Slot& slot : slots_) {
+      end_trials(slot);
+      const Schedule* const earlier = slot.search.earlier();
+      const bool failed = slot.failed_here.contains(slot.search.incumbent_text());
+      if (failed && earlier != nullptr) keep_instead(slot, slot.search.incumbent(), *earlier);
+    }
+  } catch (const std::exception&) {  // without memory for it the folder stays as it is
   }
 }
 
