@@ -77,7 +77,8 @@ typedef struct uniep_tuner_call {
   uint64_t number;
   int32_t layer;
   int32_t direction;
-  int32_t timed; /* uniep_tuner_measured() is waited for; of other calls that did not fail nothing is taken */
+  int32_t timed;        /* uniep_tuner_measured() is waited for; of other calls that did not fail nothing is taken */
+  int32_t of_candidate; /* 0: of what the job runs meanwhile */
 } uniep_tuner_call;
 
 /* What the next call of a layer runs under. All ranks make the same calls in the same order. */

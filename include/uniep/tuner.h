@@ -97,7 +97,8 @@ struct TunerCall {
   Direction direction = Direction::kForward;
   uint64_t number = 0;
   Schedule schedule = {};
-  bool timed = false;  // measured() is waited for; of other calls it takes nothing
+  bool timed = false;         // measured() is waited for; of other calls it takes nothing
+  bool of_candidate = false;  // else of what the job runs meanwhile
 };
 
 struct CallTime {

@@ -302,11 +302,24 @@ def check_auto_where_the_native_transport_fails(rank: int, ranks: int) -> None:
             layer = make_layer([24, 8, 16, 8][:ranks])
             got = run_moe(layer, rank, layer.local(rank, ranks), group=group)
             assert_same(got, expected_of_rank(layer, rank, ranks))
-        try:
-            uniep.Group(transport="native", shared=False)
-        except uniep.Unsupported:
-            return
-    raise AssertionError("who asks for native gets nothing else")
+        for asked in ({"transport": "native"}, {"communicator": "borrow"}):
+            try:
+                uniep.Group(**asked, shared=False)
+            except (uniep.Unsupported, ValueError):  # the latter: gloo's has no communicator to borrow
+                continue
+            raise AssertionError(f"who asks for {asked} gets nothing else")
+
+        def fails_on_rank_0(group, *given):
+            group._unique_id()
+            raise MemoryError("planted") if rank == 0 else uniep.DeviceError("rank 0 has left the group")
+
+        with unittest.mock.patch.object(uniep.Group, "_make_engine", fails_on_rank_0):
+            try:
+                uniep.Group(shared=False)
+            except (MemoryError, uniep.DeviceError) as error:
+                assert isinstance(error, MemoryError) == (rank == 0), error
+                return
+    raise AssertionError("what is no want of a transport is no reason for another one")
 
 
 def check_stats_of_a_rank_that_waits(rank: int, ranks: int) -> None:

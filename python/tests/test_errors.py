@@ -304,3 +304,21 @@ def test_calls_are_known_to_the_optimizer(kind, monkeypatch):
             uniep.place(layer.ids[0], layer.probs[0], num_experts=8, hidden=64, group=group, capacity=(2048, 8))
         optimizer.step()
     assert waits == [kind]
+
+
+def test_a_backward_behind_an_optimizers_step_is_known_to_the_next(monkeypatch):
+    """As of two losses, whose optimizers take turns."""
+    _, optimizer = weight_and_optimizer()
+    with uniep.Group("self", workers=3) as group:
+        waits = []
+        monkeypatch.setattr(group, "synchronize", lambda: waits.append(len(waits)))
+        layer = make_layer([8])
+        x = layer.x[0].clone().requires_grad_()
+        y = call(group=group, capacity=(2048, 8), x=x)
+        optimizer.step()
+        assert waits == [0]
+        y.sum().backward()
+        optimizer.step()
+        assert waits == [0, 1]
+        optimizer.step()
+        assert waits == [0, 1]

@@ -126,21 +126,24 @@ def test_how_calls_fail_is_told_whether_they_are_timed_or_not(tuned_training, mo
         if not timed:
             tuner.freeze()  # from here on no time is asked for
         for error, name in (
-            (ZeroDivisionError, "uniep_tuner_failed"),
-            (TimeoutError, "uniep_tuner_failed"),
-            (uniep.CapacityError, "uniep_tuner_not_measured"),  # of an earlier call
-            (KeyboardInterrupt, "uniep_tuner_not_measured"),  # of nobody
-            (torch.OutOfMemoryError, "uniep_tuner_not_measured"),
-            (ValueError, "uniep_tuner_not_measured"),  # a routing that is not legal
+            (ZeroDivisionError("planted"), "uniep_tuner_failed"),
+            (TimeoutError("rank 1 waited too long in forward, for arrive: expected 3, seen 2"), "uniep_tuner_failed"),
+            (uniep.DeviceError("an illegal address"), "uniep_tuner_failed"),
+            (uniep.CapacityError("planted"), "uniep_tuner_not_measured"),  # of an earlier call
+            (TimeoutError("group: an earlier call failed half-way; call"), "uniep_tuner_not_measured"),
+            (KeyboardInterrupt(), "uniep_tuner_not_measured"),  # of nobody
+            (torch.OutOfMemoryError("planted"), "uniep_tuner_not_measured"),
+            (ValueError("topk_ids: 9 at token 3"), "uniep_tuner_not_measured"),
         ):
             told.clear()
 
             def fail(*_, error=error, **__):
-                raise error("planted")
+                raise error
 
             with monkeypatch.context() as patch:
                 patch.setattr(layer.experts.group.engine, "forward", fail)
-                with pytest.raises(error):
+                patch.setattr(tuner_module.peers, "find_gone_by_now", lambda _: None)
+                with pytest.raises(type(error)):
                     call(layer)
             ((arguments, called),) = told
             assert called == name and arguments[1]._obj.timed == timed, (error, told)
@@ -148,27 +151,58 @@ def test_how_calls_fail_is_told_whether_they_are_timed_or_not(tuned_training, mo
     assert len(told) == 1
 
 
-@pytest.mark.parametrize(("gone", "name"), [(None, "failed"), ("gone: rank 1 (process 7)", "not_measured")])
-def test_a_rank_that_is_gone_is_no_fault_of_what_runs(gone, name, tuned_training, monkeypatch):
-    """As of a job whose node fails: what was found stays found."""
+HUNG, GAVE_UP = "rank 1 waited too long in forward, for arrive", "rank 1 gave up the call, or left the group"
+
+
+@pytest.mark.parametrize("timed", [True, False])
+@pytest.mark.parametrize(
+    ("error", "gone", "ended", "of_incumbent", "of_candidate"),
+    [
+        (TimeoutError(HUNG), None, False, "failed", "failed"),
+        (TimeoutError(HUNG), "gone: rank 1 (process 7)", False, "not_measured", "failed"),
+        (TimeoutError(GAVE_UP), None, False, "not_measured", "failed"),
+        (TimeoutError("group: aborted; the ranks need a new Group"), None, True, "not_measured", "not_measured"),
+        (uniep.DeviceError("an illegal address"), None, False, "failed", "failed"),
+        (uniep.DeviceError("rank 1 ended"), "gone: rank 1 (process 7)", False, "not_measured", "failed"),
+    ],
+)
+def test_what_happens_elsewhere_is_no_fault_of_what_runs(
+    timed, error, gone, ended, of_incumbent, of_candidate, tuned_training, monkeypatch
+):
+    """As in a job whose node fails: what was found stays found. In a candidate's calls it may be the candidate."""
     tuner, layer, optimizer, lines = tuned_training
     for _ in range(2):
         call(layer)
         optimizer.step()
-    tuner.freeze()
-    call(layer)
+    if not timed:
+        tuner.freeze()
     told = []
     for one in ("failed", "not_measured"):
         monkeypatch.setattr(tuner_module._OfGroup, one, lambda *_, one=one: told.append(one))
-    monkeypatch.setattr(tuner_module.peers, "find_gone", lambda _: gone)
+    monkeypatch.setattr(tuner_module.peers, "find_gone_by_now", lambda _: gone)
+    plan, planned_as = tuner_module._OfGroup.plan, []
+
+    def planned(self, *given):
+        trial = plan(self, *given)
+        assert bool(trial.planned.timed) == timed
+        trial.planned.of_candidate = planned_as[-1]
+        return trial
+
+    monkeypatch.setattr(tuner_module._OfGroup, "plan", planned)
+    engine = layer.experts.group.engine
 
     def fail(*_, **__):
-        raise TimeoutError("rank 1 did not come")
+        monkeypatch.setattr(engine, "_is_aborted", ended)
+        raise error
 
-    monkeypatch.setattr(layer.experts.group.engine, "forward", fail)
-    with pytest.raises(TimeoutError):
-        call(layer)
-    assert told == [name]
+    monkeypatch.setattr(engine, "forward", fail)
+    for is_candidates, expected in ((0, of_incumbent), (1, of_candidate)):
+        planned_as.append(is_candidates)
+        told.clear()
+        with pytest.raises(type(error)):
+            call(layer)
+        monkeypatch.setattr(engine, "_is_aborted", False)
+        assert told == [expected]
 
 
 def test_a_tried_call_that_sees_an_overflow_keeps_its_candidate(tuned_training, monkeypatch):

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from uniep import library, rerun, trials
+from uniep import late_errors, library, rerun, trials
 from uniep.addresses import addresses
 from uniep.engine import text_of
 from uniep.group import Group
@@ -117,6 +117,7 @@ class Call(typing.NamedTuple):
 
         Needs x where `sends_x`. `lacking`: of made() for the gradients.
         """
+        late_errors.note_call(self.group, self.capacity)
         verifier, inputs = rerun.watcher, route.verified
         is_due = verifier is not None and inputs is not None and verifier.due(self, "backward")
         if verifier is not None and is_due and not lacking:

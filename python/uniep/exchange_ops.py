@@ -6,7 +6,7 @@ import typing
 
 import torch
 
-from uniep import capture
+from uniep import capture, late_errors
 from uniep.group import Group, find_group
 from uniep.ops import new_size
 from uniep.routes import Route, place_routing
@@ -49,6 +49,7 @@ def describe(group: Group, route: Route, experts: int) -> tuple[int, torch.Tenso
 
 def to_rows(group: Group, route: Route, x: torch.Tensor, with_probs: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     """x [T, H] as rows [R, H] and, if asked for, row_probs [R]. Collective."""
+    late_errors.note_call(group, None)
     return group.engine.dispatch(route.config(), route.placement, route.send(x.contiguous()), with_probs)
 
 
@@ -56,6 +57,7 @@ def to_tokens(
     group: Group, route: Route, rows: torch.Tensor, row_dprobs: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """rows [R, H] as sums [T, H] and, with row_dprobs [R], dprobs in the shape of probs. Collective."""
+    late_errors.note_call(group, None)
     given = None if row_dprobs is None else row_dprobs.contiguous()
     y, dprobs = group.engine.combine(route.config(), route.placement, route.engine_tokens, rows.contiguous(), given)
     return route.sum_slots(y), None if dprobs is None else route.gather_probs(dprobs)

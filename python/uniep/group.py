@@ -254,22 +254,32 @@ class Group(metaclass=_Cached):
 
     def _first_engine(self, transport: str, options: dict[str, typing.Any], communicator: str) -> Engine:
         """Where "auto" had the native transport tried in vain, that of torch with its reason. Collective."""
-        if transport != "auto" or self.transport != "native" or self.size == 1:
+        if transport != "auto" or self.transport != "native" or self.size == 1 or communicator == "borrow":
             return self._make_engine(options, communicator)
-        made, why = None, None
+        made, error = None, None
         try:
             made = self._make_engine(options, communicator)
-        except (DeviceError, Unsupported) as error:
-            if peers.find_gone(self) is not None:  # that rank answers no collective
+        except Exception as caught:
+            error = caught
+            if peers.find_gone_by_now(self) is not None:  # that rank answers no collective
                 raise
-            why = " ".join(str(error).split())
-        everybodys = peers.gather_objects(self, why, "whether the ranks have the native transport")
-        reason = next((one for one in everybodys if one is not None), None)
-        if reason is not None:
+        falls_back = isinstance(error, DeviceError | Unsupported)
+        own = None if error is None else (falls_back, " ".join(str(error).split()))
+        try:
+            failed = [
+                one for one in peers.gather_objects(self, own, "whether the ranks have the native transport") if one
+            ]
+        except TimeoutError:
+            if error is not None:
+                raise error from None
+            raise
+        if failed and all(may for may, _ in failed):
             if made is not None:
                 made.close(waits=False)
-            self.transport, self.why = "torch", f"the GPUs have no native transport: {reason}"
-            made = self._make_engine(options, communicator)
+            self.transport, self.why = "torch", f"the GPUs have no native transport: {failed[0][1]}"
+            return self._make_engine(options, communicator)
+        if error is not None:
+            raise error
         return typing.cast(Engine, made)
 
     def _make_engine(self, options: dict[str, typing.Any], communicator: str) -> Engine:

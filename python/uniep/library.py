@@ -186,7 +186,13 @@ TunerOptions = _structure(
     job_groups=_INT32,
 )
 TunerCall = _structure(
-    "TunerCall", schedule=ctypes.c_char_p, number=ctypes.c_uint64, layer=_INT32, direction=_INT32, timed=_INT32
+    "TunerCall",
+    schedule=ctypes.c_char_p,
+    number=ctypes.c_uint64,
+    layer=_INT32,
+    direction=_INT32,
+    timed=_INT32,
+    of_candidate=_INT32,
 )
 TunerState = _structure(
     "TunerState",

@@ -85,13 +85,19 @@ def find_gone(group: Group) -> str | None:
     return f"gone: {', '.join(gone)}; the others need a new process group and a new Group" if gone else None
 
 
-def _described(group: Group, what: str, error: RuntimeError) -> str:
+def find_gone_by_now(group: Group) -> str | None:
+    """The same after an error, which may come before an end is seen: looks for a second."""
     known = find_gone(group)
     for _ in range(_LOOKS):
         if known is not None:
             break
         time.sleep(_LOOK_SECONDS)
         known = find_gone(group)
+    return known
+
+
+def _described(group: Group, what: str, error: RuntimeError) -> str:
+    known = find_gone_by_now(group)
     if known is None:
         others = ", ".join(str(rank) for rank in range(group.size) if rank != group.rank)
         known = f"it waited for ranks {others}, and none is known to be gone{_elsewhere(group)}"

@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from uniep import library, peers, trials, tuning
 from uniep.candidate_check import CandidateCheck, status_of
-from uniep.errors import CapacityError
+from uniep.errors import CapacityError, DeviceError
 from uniep.layer_stats import _moment
 from uniep.tuner_exchange import Exchange
 
@@ -239,6 +239,7 @@ class Tuner:
 
 
 _NO_FAULTS = (CapacityError, MemoryError, torch.OutOfMemoryError)
+_HUNG = ("waited too long", "time-out after")  # docs/failures.md
 
 
 class _Planned(trials.Trial):
@@ -263,12 +264,19 @@ class _Planned(trials.Trial):
 
     def _is_no_fault(self, error: BaseException) -> bool:
         """Whether the call would have failed under any schedule, as far as that is known."""
+        group = self.owner.group
+        if isinstance(error, _NO_FAULTS) or not isinstance(error, Exception) or group.engine.has_ended:
+            return True  # of an earlier call, of memory, or of who ends the job or the group
+        text = str(error)
         if isinstance(error, ValueError):
-            return not str(error).startswith("illegal schedule")
-        if isinstance(error, TimeoutError) and self.owner.knows_as_incumbent(self.planned):
-            return peers.find_gone(self.owner.group) is not None  # somebody has ended that rank, or it has crashed
-        # Of an earlier call, of memory, or of who ends the job.
-        return isinstance(error, _NO_FAULTS) or not isinstance(error, Exception)
+            return not text.startswith("illegal schedule")
+        if not isinstance(error, TimeoutError | DeviceError):
+            return False
+        if "an earlier " in text:
+            return True
+        # What the job has run for long hardly ends a rank or a call elsewhere: it waits too long itself, or nothing.
+        hung = isinstance(error, DeviceError) or any(one in text for one in _HUNG)
+        return not self.planned.of_candidate and (not hung or peers.find_gone_by_now(group) is not None)
 
 
 class _Timed(_Planned):
@@ -330,7 +338,6 @@ class _OfGroup:
         self.lock = threading.RLock()  # backward has a thread of its own
         self.keep: list[typing.Any] = []  # what the library calls, and reads
         self._refused = b""
-        self.running: dict[tuple[int, int], bytes] = {}  # by layer and direction, where calls are not all timed
 
     def close(self) -> None:
         with self.lock:
@@ -364,10 +371,7 @@ class _OfGroup:
                 return _Kept(text.value or b"auto")
             planned = library.TunerCall.make()
             self._call(self.library.uniep_tuner_schedule, layer, number, ctypes.byref(planned))
-            if planned.timed:
-                return _Timed(self, planned, route)
-            self.running[layer, number] = planned.schedule
-            return _Planned(self, planned)
+            return _Timed(self, planned, route) if planned.timed else _Planned(self, planned)
 
     def _note(self, key: typing.Any, call: Call, route: Route) -> None:
         layer = self.index.get(key)
@@ -375,9 +379,6 @@ class _OfGroup:
             layer = self.index[key] = len(self.layers)
             self.layers.append(CandidateCheck(call, route))
         self.layers[layer].note(route)
-
-    def knows_as_incumbent(self, planned: typing.Any) -> bool:
-        return bool(self.running.get((planned.layer, planned.direction)) == planned.schedule)
 
     def failed(self, planned: typing.Any, error: BaseException) -> None:
         with self.lock:

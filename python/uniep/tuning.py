@@ -379,6 +379,8 @@ class _Measurement:
         """What is not in the cache yet, several kernels at once. Native ranks, which are on one host, share the work. A
         schedule that has no kernel, and a kernel that does not compile, are met again where they are measured."""
         group = self.group
+        if folder() is None:  # nothing would be kept
+            return
         shares, own = (group.size, group.rank) if group.transport == "native" else (1, 0)
         config = _config(group, self.sizes, self.numerics)
         for direction, texts in enumerate(lists):

@@ -146,7 +146,7 @@ namespace {
 
 TunerCall call_of(const uniep_tuner_call* call) {
   const uniep_tuner_call given = read_struct<uniep_tuner_call>(call, "call");
-  return {given.layer, direction_of(given.direction), given.number, {}, given.timed != 0};
+  return {given.layer, direction_of(given.direction), given.number, {}, given.timed != 0, given.of_candidate != 0};
 }
 
 }  // namespace
@@ -180,6 +180,7 @@ uniep_status uniep_tuner_schedule(uniep_tuner* tuner, int32_t layer, int32_t dir
     value.layer = layer;
     value.direction = direction;
     value.timed = planned.timed ? 1 : 0;
+    value.of_candidate = planned.of_candidate ? 1 : 0;
     write_struct(value, call, size);
   });
 }

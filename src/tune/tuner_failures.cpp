@@ -87,14 +87,15 @@ void Tuner::Implementation::not_measured(const TunerCall& call) {
 
 void Tuner::Implementation::apply_failures(std::size_t index, const std::vector<StepMessage>& messages) {
   Slot& own = slots_[index];
+  // A rank that did not make a call lets the others wait until they fail, in that call or as they come to see it.
+  const bool is_void = std::any_of(messages.begin(), messages.end(), [](const StepMessage& message) {
+    const auto has_one = [](const auto& of_slot) { return of_slot.void_call.has_value(); };
+    return std::any_of(message.slots.begin(), message.slots.end(), has_one);
+  });
   for (std::size_t rank = 0; rank < messages.size(); ++rank) {
     const std::optional<uint64_t> call = messages[rank].slots[index].failed_call;
     if (!call || *call >= own.calls) continue;
     const Schedule schedule = own.incumbent_of(*call);
-    // A rank that did not make the call lets the others wait until they fail.
-    const bool is_void = std::any_of(messages.begin(), messages.end(), [&](const StepMessage& message) {
-      return message.slots[index].void_call == call;
-    });
     if (!is_void) {
       own.search.incumbent_failed(schedule, static_cast<int>(rank));
     } else if (static_cast<int>(rank) == options_.rank && own.failed_here.erase(to_text(schedule)) > 0) {

@@ -141,7 +141,7 @@ Tuner::Implementation::OwnCheck Tuner::Implementation::check_candidate(const Slo
     const std::chrono::duration<double, std::milli> passed = std::chrono::steady_clock::now() - begin;
     // Memory that lacks now may be there another time.
     const bool lacks = error.status() == Status::kOutOfMemory;
-    return {lacks ? CheckOutcome::kRefused : CheckOutcome::kFailed, passed.count(), error.what()};
+    return {lacks ? CheckOutcome::kRefused : CheckOutcome::kFailed, passed.count(), error.what(), error.status()};
   }
 }
 
@@ -163,15 +163,21 @@ std::vector<Tuner::Implementation::AgreedCheck> Tuner::Implementation::agreed_ch
   for (const OwnCheck& check : checks) {
     writer.number(static_cast<uint8_t>(check.outcome));
     writer.number(static_cast<float>(check.milliseconds));
+    writer.number(static_cast<uint8_t>(check.failed_by));
   }
   const std::vector<std::vector<std::byte>> all = exchanged(writer.bytes());
   std::vector<ByteReader> readers(all.begin(), all.end());
   std::vector<AgreedCheck> agreed(checks.size());
   for (AgreedCheck& one : agreed) {
     double longest = 0;
+    std::vector<int> lacking;
+    bool only_waited = true;  // who failed
     for (std::size_t rank = 0; rank < readers.size(); ++rank) {
       const auto outcome = static_cast<CheckOutcome>(std::min<uint8_t>(readers[rank].number<uint8_t>(), 3));
       const double of_rank = readers[rank].number<float>();
+      const auto failed_by = static_cast<Status>(readers[rank].number<uint8_t>());
+      if (failed_by == Status::kOutOfMemory) lacking.push_back(static_cast<int>(rank));
+      only_waited &= outcome != CheckOutcome::kFailed || failed_by == Status::kTimeout;
       one.milliseconds = rank == 0 ? of_rank : std::min(one.milliseconds, of_rank);
       longest = std::max(longest, of_rank);
       if (outcome > one.worst) {
@@ -182,6 +188,10 @@ std::vector<Tuner::Implementation::AgreedCheck> Tuner::Implementation::agreed_ch
     }
     // One that failed at once had the others wait.
     if (one.worst == CheckOutcome::kFailed) one.milliseconds = longest;
+    if (one.worst == CheckOutcome::kFailed && only_waited && !lacking.empty()) {
+      one.worst = CheckOutcome::kRefused;
+      one.ranks = std::move(lacking);
+    }
   }
   return agreed;
 }

@@ -140,6 +140,7 @@ class Tuner::Implementation {
     CheckOutcome outcome = CheckOutcome::kEqual;
     double milliseconds = 0;
     std::string reason;  // empty where it is equal, or wrong
+    Status failed_by = Status::kOk;
   };
   // The same, by all ranks.
   struct AgreedCheck {

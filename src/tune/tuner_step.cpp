@@ -66,6 +66,7 @@ TunerCall Tuner::Implementation::schedule(int layer, Direction direction) {
   const tune::PlannedCall planned = own.search.next_call();
   call.schedule = own.search.schedule_of(planned);
   tried_calls_ += planned.of_candidate;
+  call.of_candidate = planned.of_candidate;
   if (planned.candidate >= 0 || own.unplanned++ < kUnplanned) {
     own.open.push_back({.number = call.number, .step = steps + 1, .planned = planned});
     call.timed = true;

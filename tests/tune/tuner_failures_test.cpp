@@ -462,6 +462,35 @@ TEST(TunerFailures, ACheckWithoutMemoryRefusesTheCandidateForNow) {
   EXPECT_EQ(lines_of(job, "failed"), 1);
 }
 
+// The others wait for the rank that has none until they fail. Without such a rank a time-out is the candidate's.
+TEST(TunerFailures, ARankWithoutMemoryRefusesForAll) {
+  const auto decided = [](Status first, Status second) {
+    SharedMailboxes mailboxes(2);
+    std::vector<Process> processes;
+    for (int rank = 0; rank < 2; ++rank) {
+      processes.emplace_back([&, rank](const Reporter& reporter) {
+        MadeUpJob job;
+        job.factors = {1, 0.9};
+        job.ranks = 2;
+        TunerOptions options = job_options(job, rank, std::make_shared<SharedExchange>(mailboxes, rank));
+        options.check = [=](int, Direction, const Schedule&, const Schedule&) -> TunerCheck {
+          throw Error(rank == 0 ? first : second, "planted");
+        };
+        Tuner tuner(options);
+        tuner.measured(tuner.schedule(0, Direction::kForward), {10});
+        tuner.begin_round();
+        reporter.line(tuner.decisions().at(0).verdict);
+      });
+    }
+    return std::vector{processes[0].line(60), processes[1].line(60)};
+  };
+  const auto both = [](const std::string& text) { return std::vector(2, text); };
+  EXPECT_EQ(decided(Status::kTimeout, Status::kOutOfMemory), both("refused"));
+  EXPECT_EQ(decided(Status::kOutOfMemory, Status::kTimeout), both("refused"));
+  EXPECT_EQ(decided(Status::kTimeout, Status::kTimeout), both("failed"));
+  EXPECT_EQ(decided(Status::kDevice, Status::kOutOfMemory), both("failed"));
+}
+
 // A round that is forgotten, with what joined it late and where the folder is lost meanwhile.
 TEST(TunerFailures, ANewRoundTriesWhatWasSlowerAgain) {
   MadeUpJob job;
