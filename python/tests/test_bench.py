@@ -30,6 +30,12 @@ def test_overhead():
     assert {"forward", "forward and backward", "forward, further tensor", "autograd alone"} < set(found)
 
 
+def test_optimizer_wait():
+    sizes = ["--layers", "1", "--tokens", "8", "--shape", "64,32,4,2", "--steps", "1", "--blocks", "1"]
+    found = json.loads(run_ranks(2, BENCH / "optimizer_wait.py", "--cpu", "--json", *sizes).strip().splitlines()[-1])
+    assert found["transport"] == "torch" and min(found["with the wait"], found["without"], found["ratio"]) > 0
+
+
 def test_shapes_are_the_programs(command, monkeypatch):
     monkeypatch.syspath_prepend(str(BENCH))
     import shapes
