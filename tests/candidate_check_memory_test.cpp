@@ -3,37 +3,22 @@
 
 #include <string>
 
+#include "support/checked_layer.h"
 #include "support/failing_heap.h"
-#include "train/candidate_check.h"
 
 namespace uniep::test {
 namespace {
 
 TEST(CandidateCheckMemory, RunsOutAndTheCandidateIsRefusedForNow) {
-  GroupOptions options;
-  options.engine = EngineKind::kCpu;
-  options.ranks = 2;
-  options.workers = 2;
-  LayerConfig layer;
-  layer.shape = {64, 32, 8, 2};
   int64_t refused = 0, of_heap = 0;
   for (int64_t n = 1;; ++n) {
-    Group group(options);
-    const auto schedule = [&](Direction direction, const char* text) {
-      return resolve(
-          PartialSchedule::parse(text),
-          {.direction = direction, .shape = layer.shape, .numerics = layer.numerics, .machine = group.machine()});
-    };
-    const Schedule forward = schedule(Direction::kForward, "fusion=none");
-    const Schedule backward = schedule(Direction::kBackward, "fusion=none");
-    const Schedule candidate = schedule(Direction::kBackward, "fusion=layer");
-    train::CandidateCheck check(group, layer, 8 * 24, nullptr);
+    CheckedLayer own;
     heap_failed = false;
     heap_countdown = n;
     std::string error;
     TunerCheck found;
     try {
-      found = check.check(Direction::kBackward, candidate, forward, backward);
+      found = own.check.check(Direction::kBackward, own.candidate, own.forward, own.backward);
     } catch (const std::exception& thrown) {
       error = thrown.what();
     }
@@ -49,8 +34,10 @@ TEST(CandidateCheckMemory, RunsOutAndTheCandidateIsRefusedForNow) {
     refused += !found.refused.empty();
     of_heap += found.refused == "no room to check it";
     // Memory is there again: nothing half made is left behind, and the group takes calls.
-    EXPECT_EQ(check.check(Direction::kBackward, candidate, forward, backward).refused, "") << "after request " << n;
-    EXPECT_TRUE(check.check(Direction::kForward, forward, forward, backward).equal) << "after request " << n;
+    EXPECT_EQ(own.check.check(Direction::kBackward, own.candidate, own.forward, own.backward).refused, "")
+        << "after request " << n;
+    EXPECT_TRUE(own.check.check(Direction::kForward, own.forward, own.forward, own.backward).equal)
+        << "after request " << n;
     if (testing::Test::HasFailure()) return;
   }
   EXPECT_GT(refused, 50);

@@ -95,7 +95,8 @@ UNIEP_API uniep_status uniep_tuner_measured(uniep_tuner* tuner, const uniep_tune
  * and the one before it is back, unless it is what the layer was given. */
 UNIEP_API uniep_status uniep_tuner_failed(uniep_tuner* tuner, const uniep_tuner_call* call, const char* reason);
 /* It has no time, by no fault of its Schedule: it returned an earlier call's error, say, or was not made. Its pair is
- * lost, whatever other ranks say of the call, and nothing else. */
+ * lost, whatever other ranks say of the call, and nothing else. Nor does an incumbent go out for what failed on other
+ * ranks in the same step, who may have waited for this one. */
 UNIEP_API uniep_status uniep_tuner_not_measured(uniep_tuner* tuner, const uniep_tuner_call* call);
 /* Collective: a step ends. Never loads or compiles anything. After an error the tuner is frozen. */
 UNIEP_API uniep_status uniep_tuner_step(uniep_tuner* tuner);

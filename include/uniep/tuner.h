@@ -148,7 +148,8 @@ class UNIEP_API Tuner {
   // an incumbent is out for good, and the one before it is back, unless it is what `options` gave.
   void failed(const TunerCall& call, const std::string& reason);
   // It has no time, by no fault of its Schedule: it raised an earlier call's Error, say, or was not made. Its pair is
-  // lost, whatever other ranks say of the call, and nothing else.
+  // lost, whatever other ranks say of the call, and nothing else. Nor does an incumbent go out for what failed on other
+  // ranks in the same step, who may have waited for this one.
   void not_measured(const TunerCall& call);
 
   // Collective: a step ends. Never loads or compiles anything. Throws what the exchange throws, and

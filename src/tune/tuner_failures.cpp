@@ -82,15 +82,15 @@ void Tuner::Implementation::incumbent_failed_here(Slot& own, uint64_t number, co
 void Tuner::Implementation::not_measured(const TunerCall& call) {
   Slot& own = slot(call.layer, call.direction);
   if (OpenCall* const open = own.find_open(call.number)) open->is_void = true;
-  if (!own.void_call) own.void_call = call.number;
+  own.had_void = true;
 }
 
 void Tuner::Implementation::apply_failures(std::size_t index, const std::vector<StepMessage>& messages) {
   Slot& own = slots_[index];
   // A rank that did not make a call lets the others wait until they fail, in that call or as they come to see it.
   const bool is_void = std::any_of(messages.begin(), messages.end(), [](const StepMessage& message) {
-    const auto has_one = [](const auto& of_slot) { return of_slot.void_call.has_value(); };
-    return std::any_of(message.slots.begin(), message.slots.end(), has_one);
+    const auto had_one = [](const auto& of_slot) { return of_slot.had_void; };
+    return std::any_of(message.slots.begin(), message.slots.end(), had_one);
   });
   for (std::size_t rank = 0; rank < messages.size(); ++rank) {
     const std::optional<uint64_t> call = messages[rank].slots[index].failed_call;

@@ -60,8 +60,10 @@ struct TunerSlot {
   int unplanned = 0;                        // calls of no pair in this step that are asked for
   std::deque<OpenCall> open = {};
   std::vector<Incumbency> incumbencies = {};
-  // Of calls under an incumbent, what this rank has not yet told the others.
-  std::optional<uint64_t> failed_call = {}, void_call = {};
+  // What this rank has not yet told the others: a call under an incumbent that failed, and whether one had no time by
+  // no fault of its Schedule.
+  std::optional<uint64_t> failed_call = {};
+  bool had_void = false;
   std::set<std::string> failed_here = {};           // incumbents whose call has, as text
   std::set<std::string> tried = {};                 // Schedules as text that are not tried again until times drift
   std::set<std::string> out_for_good = {};          // failed or wrong
@@ -120,7 +122,8 @@ class Tuner::Implementation {
     uint64_t state = 0, results = 0;
     struct OfSlot {
       uint64_t calls = 0;
-      std::optional<uint64_t> failed_call, void_call;  // under an incumbent, up to the step after `covered`
+      std::optional<uint64_t> failed_call;  // under an incumbent, up to the step after `covered`
+      bool had_void = false;                // up to the same step
       std::vector<Report> reports;
       std::vector<std::pair<uint32_t, tune::Prepared>> waiting;  // by id
     };

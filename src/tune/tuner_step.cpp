@@ -118,7 +118,7 @@ std::vector<std::byte> Tuner::Implementation::step_bytes(int64_t covered) {
     const std::size_t known = slot.calls_of_step.size();
     writer.number(known < 2 ? uint64_t{0} : slot.calls_of_step[known - 2]);
     write_call(writer, std::exchange(slot.failed_call, std::nullopt));
-    write_call(writer, std::exchange(slot.void_call, std::nullopt));
+    writer.number(static_cast<uint8_t>(std::exchange(slot.had_void, false)));
     uint32_t count = 0;
     for (const OpenCall& open : slot.open) count += open.step == covered;
     writer.number(count);
@@ -148,7 +148,7 @@ Tuner::Implementation::StepMessage Tuner::Implementation::parse_step(std::span<c
     StepMessage::OfSlot of_slot;
     of_slot.calls = reader.number<uint64_t>();
     of_slot.failed_call = read_call(reader);
-    of_slot.void_call = read_call(reader);
+    of_slot.had_void = reader.number<uint8_t>() != 0;
     of_slot.reports.resize(reader.count(3 * sizeof(float)));
     for (Report& report : of_slot.reports) {
       report.milliseconds = reader.number<float>();

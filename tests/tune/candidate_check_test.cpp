@@ -8,6 +8,7 @@
 #include <string>
 
 #include "engine/cpu/engine.h"
+#include "support/checked_layer.h"
 #include "support/disturb.h"
 #include "support/expect_error.h"
 #include "support/random_schedule_case.h"
@@ -19,55 +20,29 @@ namespace {
 TEST(CandidateCheck, SeesWrongWeightGradientsOfEachKind) {
   for (const WeightGradient kind : {WeightGradient::kBFloat16, WeightGradient::kFloat32, WeightGradient::kMainGrad}) {
     for (const bool bias : {false, true}) {
-      GroupOptions options;
-      options.engine = EngineKind::kCpu;
-      options.ranks = 2;
-      options.workers = 2;
-      Group group(options);
-      disturb(group, {.shuffle_seed = 1});  // memory is full of NaN before each call
-      LayerConfig layer;
-      layer.shape = {64, 32, 8, 2};
-      layer.numerics.weight_gradient = kind;
-      layer.numerics.bias = bias;
-      const auto schedule = [&](Direction direction, const char* text) {
-        return resolve(
-            PartialSchedule::parse(text),
-            {.direction = direction, .shape = layer.shape, .numerics = layer.numerics, .machine = group.machine()});
+      Numerics numerics;
+      numerics.weight_gradient = kind;
+      numerics.bias = bias;
+      CheckedLayer own(numerics);
+      disturb(own.group, {.shuffle_seed = 1});  // memory is full of NaN before each call
+      const auto equal = [&](Direction direction, const Schedule& candidate) {
+        return own.check.check(direction, candidate, own.forward, own.backward).equal;
       };
-      const Schedule forward = schedule(Direction::kForward, "fusion=none");
-      const Schedule backward = schedule(Direction::kBackward, "fusion=none");
-      const Schedule candidate = schedule(Direction::kBackward, "fusion=layer");
-      train::CandidateCheck check(group, layer, 8 * 24, nullptr);
-      EXPECT_TRUE(check.check(Direction::kBackward, candidate, forward, backward).equal);
-      EXPECT_TRUE(check.check(Direction::kForward, forward, forward, backward).equal);
-      dynamic_cast<cpu::CpuEngine&>(group.implementation()).plant(cpu::Fault::kSkippedPadding);
-      EXPECT_TRUE(check.check(Direction::kForward, forward, forward, backward).equal);
-      EXPECT_FALSE(check.check(Direction::kBackward, candidate, forward, backward).equal)
-          << static_cast<int>(kind) << bias;
+      EXPECT_TRUE(equal(Direction::kBackward, own.candidate));
+      EXPECT_TRUE(equal(Direction::kForward, own.forward));
+      dynamic_cast<cpu::CpuEngine&>(own.group.implementation()).plant(cpu::Fault::kSkippedPadding);
+      EXPECT_TRUE(equal(Direction::kForward, own.forward));
+      EXPECT_FALSE(equal(Direction::kBackward, own.candidate)) << static_cast<int>(kind) << bias;
     }
   }
 }
 
 // What fails beside the candidate is no fault of it; what fails under it is. Afterwards the group takes calls again.
 TEST(CandidateCheck, AnIncumbentThatFailsIsNoFaultOfTheCandidate) {
-  GroupOptions options;
-  options.engine = EngineKind::kCpu;
-  options.ranks = 2;
-  options.workers = 2;
-  options.timeout_seconds = 0.2;
-  Group group(options);
-  LayerConfig layer;
-  layer.shape = {64, 32, 8, 2};
-  const auto schedule = [&](const char* text) {
-    return resolve(PartialSchedule::parse(text), {.direction = Direction::kForward,
-                                                  .shape = layer.shape,
-                                                  .numerics = layer.numerics,
-                                                  .machine = group.machine()});
-  };
-  const Schedule forward = schedule("fusion=none"), candidate = schedule("fusion=layer");
-  train::CandidateCheck check(group, layer, 8 * 24, nullptr);
-  auto& engine = dynamic_cast<cpu::CpuEngine&>(group.implementation());
-  const auto checked = [&] { return check.check(Direction::kForward, candidate, forward, forward); };
+  CheckedLayer own({}, 0.2);
+  const Schedule candidate = own.schedule(Direction::kForward, "fusion=layer");
+  auto& engine = dynamic_cast<cpu::CpuEngine&>(own.group.implementation());
+  const auto checked = [&] { return own.check.check(Direction::kForward, candidate, own.forward, own.forward); };
   engine.plant(cpu::Fault::kSilentWorker);
   const std::string refused = checked().refused;
   EXPECT_TRUE(refused.starts_with("what runs now failed beside it: ")) << refused;
