@@ -50,9 +50,11 @@ typedef struct uniep_tuner_options {
    * outputs of its own, and compares all bytes. Collective. Needed. */
   uniep_status (*check)(void* context, int32_t layer, int32_t direction, const char* candidate, const char* incumbent,
                         uniep_tuner_check* result);
-  /* Both needed with several ranks. give() hands `bytes` to all ranks under a number that counts 0, 1, 2, ... on all
-   * alike, and does not wait; ranks may give different amounts, 1 MiB at most. take() calls put() once for each rank,
-   * in rank order, with what it gave under the number; it waits for those that have not yet, but not for ever. */
+  /* With several ranks both or neither. Neither: they exchange over the group's own connection, as
+   * make_tuner_exchange() of uniep/tuner.h does; then `rank` and `ranks` are the group's. give() hands `bytes` to all
+   * ranks under a number that counts 0, 1, 2, ... on all alike, and does not wait; ranks may give different amounts, 1
+   * MiB at most. take() calls put() once for each rank, in rank order, with what it gave under the number; it waits for
+   * those that have not yet, but not for ever. */
   uniep_status (*give)(void* context, int64_t number, const void* bytes, size_t size);
   uniep_status (*take)(void* context, int64_t number, void* sink,
                        void (*put)(void* sink, const void* bytes, size_t size));
@@ -66,7 +68,8 @@ typedef struct uniep_tuner_options {
   int32_t job_groups;       /* and how many there are; 0: 1 */
 } uniep_tuner_options;
 
-/* Collective. The tuner keeps the group, and has it compile kernels in the background; it makes no calls on it. */
+/* Collective. The tuner keeps the group, and has it compile kernels in the background; it makes no calls on it, but for
+ * the exchange where options leave that to the group. */
 UNIEP_API uniep_status uniep_tuner_create(uniep_group* group, const uniep_tuner_options* options, uniep_tuner** tuner);
 UNIEP_API void uniep_tuner_destroy(uniep_tuner* tuner);
 

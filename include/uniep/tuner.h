@@ -30,8 +30,8 @@
 // A Tuner is not thread-safe: one call at a time.
 namespace uniep {
 
-// How the processes that call a layer together tell each other what they measured. The framework has one, or the
-// engine. Bytes that come back are equal on all ranks.
+// How the processes that call a layer together tell each other what they measured. The framework has one, or else the
+// group: make_tuner_exchange(). Bytes that come back are equal on all ranks.
 class UNIEP_API TunerExchange {
  public:
   virtual ~TunerExchange() = default;
@@ -43,6 +43,22 @@ class UNIEP_API TunerExchange {
   virtual std::vector<std::vector<std::byte>> take(int64_t number) = 0;
 };
 inline constexpr std::size_t kMaxExchangedBytes = std::size_t{1} << 20;
+
+// One over the group's own connection between its processes, for a job whose framework has none: TunerOptions::rank is
+// Group::first_local_rank(), ranks is Group::ranks(). In a process that holds all ranks, which is one for the tuner, it
+// gives back what was given. Several of one group may live side by side. The Group outlives it.
+//
+// give() sends nothing yet. take() is where hosts meet: all ranks take the same numbers in the same order among their
+// other calls on the group, one of all of these at a time, from any thread. It neither waits for a GPU nor throws what
+// calls have failed with, so calls and replays may be under way, and failed ones may still wait for recover().
+//
+// give() throws Error(kInvalidArgument) for a number out of turn and for more than kMaxExchangedBytes. take() throws
+//   kInvalidArgument  for a number that was not given, or was taken; on all ranks where they take different ones
+//   kTimeout          that names the ranks that did not come within GroupOptions::arrival_timeout_seconds; one that
+//                     waits in recover() for this one; or says that the group was aborted here
+//   kDevice           at once, that names a rank that failed, left or whose process is gone
+// Behind a rank's recover() the group goes on once all ranks have called it; behind the other two it needs a new Group.
+UNIEP_API std::shared_ptr<TunerExchange> make_tuner_exchange(Group& group);
 
 // Layers that are alike: all calls of one are compared with each other.
 struct TunerLayer {

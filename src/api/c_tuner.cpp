@@ -92,9 +92,26 @@ TunerLayer tuner_layer(const uniep_tuner_layer& given, const Machine& machine) {
   return layer;
 }
 
+// Ranks exchange over the group's own connection.
+bool uses_group(const uniep_tuner_options& given) {
+  return given.ranks > 1 && given.give == nullptr && given.take == nullptr;
+}
+
+std::shared_ptr<TunerExchange> exchange_of(Group& group, const TunerOptions& options) {
+  const int ranks = group.ranks() / group.local_ranks(), rank = group.first_local_rank();
+  if (options.ranks != ranks || options.rank != rank) {
+    throw Error(
+        Status::kInvalidArgument,
+        fmt::format("options.give and take: NULL, and options.rank and ranks are {} and {}; over the group's own "
+                    "connection they must be {} and {}",
+                    options.rank, options.ranks, rank, ranks));
+  }
+  return make_tuner_exchange(group);
+}
+
 TunerOptions tuner_options(const uniep_tuner_options& given, const Machine& machine) {
   require_pointer(given.check, "options.check");
-  if (given.ranks > 1) {
+  if (given.ranks > 1 && !uses_group(given)) {
     require_pointer(given.give, "options.give");
     require_pointer(given.take, "options.take");
   }
@@ -105,7 +122,7 @@ TunerOptions tuner_options(const uniep_tuner_options& given, const Machine& mach
   options.machine = machine;
   options.layers = converted(given.layers, given.layer_count, "options.layers",
                              [&](const uniep_tuner_layer& layer) { return tuner_layer(layer, machine); });
-  if (options.ranks > 1) options.exchange = std::make_shared<CallerExchange>(given);
+  if (options.ranks > 1 && !uses_group(given)) options.exchange = std::make_shared<CallerExchange>(given);
   options.check = [given](int layer, Direction direction, const Schedule& candidate, const Schedule& incumbent) {
     return check_by_caller(given, layer, direction, candidate, incumbent);
   };
@@ -161,6 +178,7 @@ uniep_status uniep_tuner_create(uniep_group* group, const uniep_tuner_options* o
     made.prepare = [state = group->state, layers = made.layers](int layer, Direction direction, const Schedule& one) {
       return prepare(state->group, layers[static_cast<std::size_t>(layer)].config, one, {.direction = direction});
     };
+    if (uses_group(given)) made.exchange = exchange_of(group->state->group, made);
     *tuner = new uniep_tuner{group->state, Tuner(std::move(made)), {}, {}};
   });
 }

@@ -114,12 +114,9 @@ void require_gpus(const BenchRequest& request, bool devices_given) {
   }
 }
 
-// On the cpu engine too, and on GPUs with all ranks in this process.
-int run_online(const BenchOptions& options) {
+// On the cpu engine, too. With a process a rank rank 0's reports, and has the exit status of differing bytes.
+int run_online(BenchOptions options) {
   if (options.operation != "layer") refuse_value("--op", options.operation, "layer with --tune online");
-  if (options.launch.launch == Launch::kProcesses) {
-    refuse_value("--launch", "processes", "threads with --tune online");
-  }
   if (!options.trace.empty()) refuse_value("--trace", options.trace, "no timeline with --tune online");
   if (!options.not_online.empty()) {
     throw Error(Status::kInvalidArgument, options.not_online + ": not with --tune online");
@@ -128,8 +125,14 @@ int run_online(const BenchOptions& options) {
   if (options.request.layer.routing_is_file()) {
     refuse_value("--routing", options.request.layer.routing, "a kind with --tune online: each call has another one");
   }
+  BenchRequest& request = options.request;
+  request.launch = options.launch.launch;
+  if (launched_ranks(options.launch, "uniep bench", request.devices, request.layer)) return 0;
+  const bool reports = request.launch == Launch::kThreads || rank_environment()->rank == 0;
+  if (!reports) options = without_outputs(options);
   OutputFile json_file("--json", options.json == "-" ? "" : options.json);
   const OnlineReport report = bench_online(options.request, options.online);
+  if (!reports) return 0;
   write_report(options.json, json_file, report.json, report.table);
   if (report.differing == 0) return 0;
   throw std::runtime_error(
@@ -213,7 +216,8 @@ void add_bench_options(CLI::App& command, BenchOptions& options) {
   OnlineBench& online = options.online;
   add_word_option<bool>(command, "--tune", online.wanted, {{"off", false}, {"online", true}},
                         "online: steps of layers, each with another routing, that tune themselves; every call is "
-                        "compared with sequential execution. On the cpu engine, too (default off)");
+                        "compared with sequential execution. On the cpu engine, too; with --launch processes each "
+                        "rank has a tuner of its own (default off)");
   add_integer_option(command, "--steps", online.steps, {1, int64_t{1} << 31}, {"N", "of --tune online"});
   add_integer_option(command, "--calls", online.calls, {1, 100'000}, {"N", "layers of such a step"});
   add_text_option(

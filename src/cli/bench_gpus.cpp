@@ -10,6 +10,7 @@
 #include <new>
 #include <random>
 #include <thread>
+#include <utility>
 
 #include "cli/gathered.h"
 #include "engine/cuda/runtime/driver.h"
@@ -50,42 +51,16 @@ void require_gpu(int device) {
   }
 }
 
-// Of the current device.
-class Event {
- public:
-  Event() { check(driver().cuEventCreate(&event_, 0), "cuEventCreate"); }
-  ~Event() { driver().cuEventDestroy(event_); }
-  Event(const Event&) = delete;
-  Event& operator=(const Event&) = delete;
-
-  void record() { check(driver().cuEventRecord(event_, nullptr), "cuEventRecord"); }
-  double milliseconds_since(const Event& before) {
-    check(driver().cuEventSynchronize(event_), "waiting for the measured work");
-    float milliseconds = 0.0f;
-    check(driver().cuEventElapsedTime(&milliseconds, before.event_, event_), "cuEventElapsedTime");
-    return milliseconds;
-  }
-
- private:
-  CUevent event_ = nullptr;
-};
-
-struct TimedCall {
-  Event begin, end;
-};
-
 }  // namespace
 
 struct BenchGpus::Gpu {
   explicit Gpu(int index) : device(index) {
     const ScopedDevice scope(device);
-    calls = std::make_unique<std::array<TimedCall, kCallsUnderWay>>();
     flush = allocate(kFlushBytes);
   }
   ~Gpu() {
     const ScopedDevice scope(device);
     for (const CUdeviceptr address : allocations) driver().cuMemFree(address);
-    calls.reset();
   }
   Gpu(const Gpu&) = delete;
   Gpu& operator=(const Gpu&) = delete;
@@ -98,7 +73,6 @@ struct BenchGpus::Gpu {
   }
 
   int device;
-  std::unique_ptr<std::array<TimedCall, kCallsUnderWay>> calls;
   CUdeviceptr flush = 0;
   std::vector<CUdeviceptr> allocations;
 };
@@ -163,6 +137,7 @@ BenchGpus::BenchGpus(const std::vector<int>& devices, double warm_up_seconds) : 
     require_gpu(device);
     gpus_.push_back(std::make_unique<Gpu>(device));
   }
+  for (std::size_t i = 0; i < kCallsUnderWay; ++i) timers_.push_back(std::make_unique<DeviceTimer>(devices));
   gate_ = std::make_unique<Gate>(devices.front());
 }
 
@@ -229,32 +204,21 @@ void BenchGpus::flush_caches(int turn) {
 
 double BenchGpus::time(const std::function<void()>& work, Start start) {
   queue(work, start, 0);
-  return milliseconds(0);
+  return timers_.front()->milliseconds();
 }
 
 void BenchGpus::queue(const std::function<void()>& work, Start start, std::size_t slot) {
-  if (start == Start::kTogether) gate_->close();
-  for (const auto& gpu : gpus_) {
-    const ScopedDevice scope(gpu->device);
-    if (start == Start::kTogether) gate_->hold_back(nullptr);
-    (*gpu->calls)[slot].begin.record();
+  if (start == Start::kTogether) {
+    gate_->close();
+    for (const auto& gpu : gpus_) {
+      const ScopedDevice scope(gpu->device);
+      gate_->hold_back(nullptr);
+    }
   }
+  timers_[slot]->start();
   work();
-  for (const auto& gpu : gpus_) {
-    const ScopedDevice scope(gpu->device);
-    (*gpu->calls)[slot].end.record();
-  }
+  timers_[slot]->stop();
   if (start == Start::kTogether) gate_->open();
-}
-
-double BenchGpus::milliseconds(std::size_t slot) {
-  double slowest = 0.0;
-  for (const auto& gpu : gpus_) {
-    const ScopedDevice scope(gpu->device);
-    TimedCall& call = (*gpu->calls)[slot];
-    slowest = std::max(slowest, call.end.milliseconds_since(call.begin));
-  }
-  return slowest;
 }
 
 std::vector<double> BenchGpus::time_cold(const std::function<void()>& work, int repeat, Start start) {
@@ -287,16 +251,13 @@ void BenchGpus::warm_up(const std::function<void()>& turn, const std::function<v
 }
 
 std::vector<std::vector<double>> BenchGpus::slowest(std::vector<std::vector<double>> own) {
-  if (group_ == nullptr || group_->local_ranks() == group_->ranks()) return own;
+  if (group_ == nullptr) return own;
   std::vector<double> flat;
   for (const std::vector<double>& times : own) flat.insert(flat.end(), times.begin(), times.end());
-  const std::vector<double> all = gathered(*group_, flat);
-  std::size_t next = 0;
+  flat = slowest_times(*group_, std::move(flat));
+  auto next = flat.begin();
   for (std::vector<double>& times : own) {
-    for (double& time : times) {
-      for (std::size_t at = next; at < all.size(); at += flat.size()) time = std::max(time, all[at]);
-      ++next;
-    }
+    for (double& time : times) time = *next++;
   }
   return own;
 }
@@ -321,7 +282,7 @@ std::vector<std::vector<double>> BenchGpus::time_in_turn(const std::vector<Work>
   const auto end_calls = [&](std::size_t left) {
     for (; queued - ended > left; ++ended) {
       const QueuedCall& call = calls[ended % kCallsUnderWay];
-      const double taken = milliseconds(ended % kCallsUnderWay);
+      const double taken = timers_[ended % kCallsUnderWay]->milliseconds();
       if (call.counts) times[call.work].push_back(taken);
     }
   };

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/cuda/runtime/device_array.h"
 #include "uniep/group.h"
 
 namespace uniep::cli {
@@ -69,12 +70,12 @@ class BenchGpus {
   void flush_caches(int turn);
   // Calls under way are told apart by their slot.
   void queue(const std::function<void()>& work, Start start, std::size_t slot);
-  double milliseconds(std::size_t slot);
   // `turn` as often as it takes, the last time right before this returns; `wait` ends what turns have queued.
   void warm_up(const std::function<void()>& turn, const std::function<void()>& wait);
   void meet();
   std::vector<std::vector<double>> slowest(std::vector<std::vector<double>> own);
   std::vector<std::unique_ptr<Gpu>> gpus_;
+  std::vector<std::unique_ptr<cuda::DeviceTimer>> timers_;  // of calls under way, by slot
   std::unique_ptr<Gate> gate_;
   double warm_up_seconds_ = 0.0;
   Group* group_ = nullptr;

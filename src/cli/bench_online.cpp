@@ -14,12 +14,14 @@
 #include "cli/layer_inputs.h"
 #include "cli/layer_runner.h"
 #include "cli/options.h"
+#include "cli/rank_agreement.h"
 #include "cli/sequential_run.h"
 #include "io/hash64.h"
 #include "train/candidate_check.h"
 #include "train/rank_memory.h"
 #include "tune/changed_fields.h"
 #include "tune/median.h"
+#include "tune/rank_names.h"
 #include "uniep/tuner.h"
 
 namespace uniep::cli {
@@ -33,6 +35,7 @@ GroupOptions online_options(const BenchRequest& request) {
   options.ranks = request.layer.ranks;
   options.workers = request.layer.workers;
   options.devices = request.devices;
+  options.launch = request.launch;
   return options;
 }
 
@@ -42,12 +45,14 @@ class OnlineJob {
       : layer_(request.layer),
         online_(online),
         group_(online_options(request)),
-        data_(make_layer_data(layer_, {}, false, {0, layer_.ranks})),
+        data_(make_layer_data(layer_, {}, false, {group_.first_local_rank(), group_.local_ranks()})),
         begin_(begin_schedule()),
         sequential_(sequential_schedules({begin_, {}}, layer_.config(), group_.machine()).forward),
-        check_(group_, layer_.config(), most_tokens(), &device_arrays()) {
-    fixed_.reserve(static_cast<std::size_t>(group_.ranks()));
-    for (int rank = 0; rank < group_.ranks(); ++rank) add_rank(rank);
+        check_(group_, layer_.config(), most_tokens(), &device_arrays(),
+               [this](const train::PartEnd& own) { return end_on_all_ranks(group_, own); }) {
+    require_one_job();
+    fixed_.reserve(static_cast<std::size_t>(group_.local_ranks()));
+    for (int local = 0; local < group_.local_ranks(); ++local) add_rank(group_.first_local_rank() + local);
     tuner_ = std::make_unique<Tuner>(tuner_options());
   }
 
@@ -64,9 +69,28 @@ class OnlineJob {
   }
 
  private:
+  // What one rank says of a call.
+  struct OwnCall {
+    double milliseconds;
+    bool differs;  // its y
+  };
+
+  void require_one_job() {
+    std::string own =
+        fmt::format("{};{};{};{};{}", layer_.routing, layer_.seed, online_.steps, online_.calls, to_text(begin_));
+    for (const int64_t tokens : data_.tokens) own += fmt::format(";{}", tokens);
+    if (const std::vector<int> others = ranks_that_differ(group_, own); !others.empty()) {
+      throw Error(
+          Status::kInvalidArgument,
+          fmt::format("--tune online: {} given another --tokens, --routing, --seed, --steps, --calls, --begin or "
+                      "--schedule than rank 0",
+                      tune::rank_names(others, "was", "were")));
+    }
+  }
+
   void say_progress() const {
     const auto done = std::ssize(step_ms_);
-    if (done % std::max<int64_t>(1, online_.steps / 20) != 0) return;
+    if (group_.first_local_rank() != 0 || done % std::max<int64_t>(1, online_.steps / 20) != 0) return;
     const TunerSpent spent = tuner_->spent();
     std::cerr << fmt::format(
         "uniep bench: step {} of {}: {:.3f} ms a call, {:.3f} of {:.1f} s lost to trying, {} differing\n", done,
@@ -109,6 +133,11 @@ class OnlineJob {
 
   TunerOptions tuner_options() {
     TunerOptions options;
+    if (group_.local_ranks() < group_.ranks()) {
+      options.rank = group_.first_local_rank();
+      options.ranks = group_.ranks();
+      options.exchange = make_tuner_exchange(group_);
+    }
     options.machine = group_.machine();
     TunerLayer layer;
     layer.config = layer_.config();
@@ -135,43 +164,71 @@ class OnlineJob {
     return options;
   }
 
-  // Its time, in ms; of a call that a candidate fails the incumbent's.
+  // On the slowest rank, in ms; of a call that a candidate fails the incumbent's.
   double one_call(int64_t number) {
+    std::vector<train::RankMemory> memory;
+    const Placement placement = place_call(number, memory);
+    OwnCall own{timed_call(placement), false};
+    const std::vector<uint64_t> seen = checksums();
+    run_sequentially(placement);
+    own.differs = checksums() != seen;
+    OwnCall of_all = own;
+    for (const OwnCall& call : told_by_all(group_, own)) {
+      of_all.milliseconds = std::max(of_all.milliseconds, call.milliseconds);
+      of_all.differs |= call.differs;
+    }
+    differing_ += of_all.differs;
+    return of_all.milliseconds;
+  }
+
+  // With a routing of its own, which stays in `memory`.
+  Placement place_call(int64_t number, std::vector<train::RankMemory>& memory) {
     LayerOptions routed = layer_;
     routed.seed = io::avalanche64(layer_.seed + static_cast<uint64_t>(number + 1) * io::kGolden64);
     const std::vector<int32_t> ids = make_ids(routed);
-    std::vector<train::RankMemory> memory;
     memory.reserve(routings_.size());
-    for (int rank = 0; rank < group_.ranks(); ++rank) {
+    for (std::size_t local = 0; local < routings_.size(); ++local) {
+      const int rank = group_.first_local_rank() + static_cast<int>(local);
       train::RankMemory& own = memory.emplace_back(group_.device(rank), &device_arrays());
-      Routing& routing = routings_[static_cast<std::size_t>(rank)];
+      Routing& routing = routings_[local];
       routing.topk_ids =
           own.input(ids.data() + data_.first_token(rank) * layer_.shape.topk, routing.tokens * layer_.shape.topk);
     }
-    const Placement placement = place(group_, layer_.shape, routings_);
+    Placement placement = place(group_, layer_.shape, routings_);
     group_.synchronize();
+    return placement;
+  }
+
+  // A call that fails on one rank counts as failed on all, and all go on or end.
+  double timed_call(const Placement& placement) {
     const TunerCall planned = tuner_->schedule(0, Direction::kForward);
     double milliseconds = 0;
+    train::PartEnd own;
     try {
-      CallTime time{timed(planned.schedule, placement)};
-      milliseconds = time.milliseconds;
-      for (int rank = 0; rank < group_.ranks(); ++rank) {
-        const double rows = static_cast<double>(placement.rows(rank));
-        time.busiest_rows = std::max(time.busiest_rows, rows);
-        time.mean_rows += rows / group_.ranks();
-      }
-      tuner_->measured(planned, time);
+      milliseconds = timed(planned.schedule, placement);
     } catch (const Error& error) {
-      const Schedule& incumbent = tuner_->incumbent(0, Direction::kForward);
-      tuner_->failed(planned, error.what());
-      if (planned.schedule == incumbent) throw;
-      group_.recover();
-      milliseconds = timed(incumbent, placement);
+      own = {error.status(), error.what()};
     }
-    const std::vector<uint64_t> seen = checksums();
-    run_sequentially(placement);
-    differing_ += checksums() != seen;
-    return milliseconds;
+    const train::PartEnd end = end_on_all_ranks(group_, own);
+    if (end.status == Status::kOk) {
+      tuner_->measured(planned, call_time(milliseconds, placement));
+      return milliseconds;
+    }
+    const Schedule& incumbent = tuner_->incumbent(0, Direction::kForward);
+    tuner_->failed(planned, end.text);
+    if (planned.schedule == incumbent) throw Error(end.status, end.text);
+    group_.recover();
+    return timed(incumbent, placement);
+  }
+
+  CallTime call_time(double milliseconds, const Placement& placement) const {
+    CallTime time{milliseconds};
+    for (int rank = 0; rank < group_.ranks(); ++rank) {
+      const double rows = static_cast<double>(placement.rows(rank));
+      time.busiest_rows = std::max(time.busiest_rows, rows);
+      time.mean_rows += rows / group_.ranks();
+    }
+    return time;
   }
 
   double timed(const Schedule& schedule, const Placement& placement) {
@@ -181,7 +238,7 @@ class OnlineJob {
     return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
   }
 
-  // Of each rank's y.
+  // Of each local rank's y.
   std::vector<uint64_t> checksums() const {
     std::vector<uint64_t> all;
     for (const train::RankMemory& own : fixed_) all.push_back(own.checksums().front());
@@ -242,7 +299,7 @@ class OnlineJob {
   LayerData data_;
   Schedule begin_, sequential_;
   train::CandidateCheck check_;
-  std::vector<train::RankMemory> fixed_;  // inputs and y of each rank, but for the routing
+  std::vector<train::RankMemory> fixed_;  // inputs and y of each local rank, but for the routing
   std::vector<ForwardArguments> arguments_;
   std::vector<Routing> routings_;
   std::unique_ptr<Tuner> tuner_;

@@ -22,7 +22,8 @@ struct OnlineReport {
   int64_t differing = 0;  // calls whose y is not that of sequential execution
 };
 
-// On either engine. Every call runs again sequentially, and both results are compared byte by byte. A run that was
+// On either engine; with a process a rank, which the cpu engine does not have, each has a tuner, and rank 0's report
+// counts all ranks. Every call runs again sequentially, and both results are compared byte by byte. A run that was
 // killed goes on from what it had found, which is kept where `uniep tune` keeps it.
 OnlineReport bench_online(const BenchRequest& request, const OnlineBench& online);
 

@@ -1,5 +1,6 @@
 #include "cli/gathered.h"
 
+#include <algorithm>
 #include <numeric>
 #include <string_view>
 
@@ -27,6 +28,13 @@ PackedEvent packed(const TileEvent& event) {
 }
 
 }  // namespace
+
+std::vector<double> slowest_times(Group& group, std::vector<double> own) {
+  if (group.local_ranks() == group.ranks()) return own;
+  const std::vector<double> all = gathered(group, own);
+  for (std::size_t i = 0; i < all.size(); ++i) own[i % own.size()] = std::max(own[i % own.size()], all[i]);
+  return own;
+}
 
 std::vector<TileEvent> gathered_events(Group& group, const std::vector<TileEvent>& own) {
   std::vector<PackedEvent> packed_own;

@@ -19,6 +19,9 @@ std::vector<T> gathered(Group& group, const std::vector<T>& own) {
   return all;
 }
 
+// Times of what all ranks have done: in rank 0's process each is the slowest rank's, in the others their own.
+std::vector<double> slowest_times(Group& group, std::vector<double> own);
+
 // Brings the processes' clocks together, too.
 std::vector<TileEvent> gathered_events(Group& group, const std::vector<TileEvent>& own);
 

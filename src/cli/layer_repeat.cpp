@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 #include "cli/gathered.h"
 #include "cli/layer_runner.h"
@@ -47,10 +48,7 @@ std::vector<double> LayerRunner::repeat_in_turn(Direction direction, std::span<c
     group_.synchronize();
     for (std::size_t i = 0; i < now.size(); ++i) times.push_back(device_timers_[i]->milliseconds());
   }
-  if (has_all_ranks()) return times;
-  const std::vector<double> all = gathered(group_, times);
-  for (std::size_t i = 0; i < all.size(); ++i) times[i % times.size()] = std::max(times[i % times.size()], all[i]);
-  return times;
+  return slowest_times(group_, std::move(times));
 }
 
 int LayerRunner::spilled_bytes(Direction direction, const Schedule& schedule) const {

@@ -269,10 +269,8 @@ void LayerRunner::timed(const std::function<void()>& call) {
   if (on_devices()) device_timers_.front()->stop();
   group_.synchronize();
   milliseconds_ = on_devices() ? device_timers_.front()->milliseconds() : milliseconds_since(start);
-  if (has_all_ranks()) return;
   // Also lets the processes begin their next call together.
-  const std::vector<double> all = gathered(group_, std::vector<double>{milliseconds_});
-  for (const double milliseconds : all) milliseconds_ = std::max(milliseconds_, milliseconds);
+  milliseconds_ = slowest_times(group_, {milliseconds_}).front();
 }
 
 void LayerRunner::forward(const Schedule& schedule, std::vector<TileEvent>* events, CallTimer* timer) {

@@ -208,6 +208,11 @@ class Engine {
   }
   // Collective: what each process says, in rank order, to all of them. An engine with all ranks: what was given.
   virtual std::vector<int64_t> all_gather(int64_t own) { return {own}; }
+  // Collective: what each process gives, in rank order, to all of them; for once without a look at GPUs: it neither
+  // waits for calls nor throws what they have failed with. An engine with all ranks: what was given.
+  virtual std::vector<std::vector<std::byte>> tell_all(std::span<const std::byte> own) {
+    return {{own.begin(), own.end()}};
+  }
   // Collective: returns when every process of the group has called it; an engine with all ranks returns at once.
   virtual void meet() {}
 

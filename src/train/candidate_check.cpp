@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 #include <new>
 #include <string>
 #include <utility>
@@ -40,8 +41,12 @@ unsigned char before_gradients(const Numerics& numerics) {
 }  // namespace
 
 CandidateCheck::CandidateCheck(Group& group, const LayerConfig& layer, int64_t tokens,
-                               const DeviceArrays* device_arrays)
-    : group_(group), layer_(layer), tokens_(std::max<int64_t>(1, tokens / kShare)), device_arrays_(device_arrays) {
+                               const DeviceArrays* device_arrays, AgreeOnEnd agree)
+    : group_(group),
+      layer_(layer),
+      tokens_(std::max<int64_t>(1, tokens / kShare)),
+      device_arrays_(device_arrays),
+      agree_(std::move(agree)) {
   const LayerShape& shape = layer.shape;
   const int64_t weights = kWeights * shape.hidden * shape.intermediate;
   x_ = values(io::SyntheticTensor::kX, tokens_ * shape.hidden, io::kUnitScale);
@@ -69,11 +74,10 @@ void CandidateCheck::make_inputs() {
   const int64_t local = shape.experts / group_.ranks(), one = shape.hidden * shape.intermediate;
   // All of it or nothing: without memory for a part the next check makes it again.
   std::vector<RankMemory> memory;
-  std::vector<Inputs> inputs(static_cast<std::size_t>(group_.ranks()));
+  std::vector<Inputs> inputs(static_cast<std::size_t>(group_.local_ranks()));
   memory.reserve(inputs.size());
-  for (int rank = 0; rank < group_.ranks(); ++rank) {
-    RankMemory& own = memory.emplace_back(group_.device(rank), device_arrays_);
-    Inputs& in = inputs[static_cast<std::size_t>(rank)];
+  for (Inputs& in : inputs) {
+    RankMemory& own = memory.emplace_back(device_of(memory.size()), device_arrays_);
     const auto read = [&own](const auto& all) { return own.input(all.data(), static_cast<int64_t>(all.size())); };
     in.routing = {tokens_, read(ids_), IndexType::kInt32, read(probs_), {}};
     in.x = read(x_);
@@ -92,26 +96,33 @@ void CandidateCheck::make_inputs() {
   inputs_ = std::move(inputs);
 }
 
-CandidateCheck::Results CandidateCheck::run(Direction direction, const Schedule& forward, const Schedule& backward) {
+struct CandidateCheck::Calls {
+  std::vector<RankMemory> memory = {};
+  std::vector<Routing> routings = {};
+  std::vector<ForwardArguments> forwards = {};
+  std::vector<BackwardArguments> backwards = {};
+};
+
+int CandidateCheck::device_of(std::size_t local) const {
+  return group_.device(group_.first_local_rank() + static_cast<int>(local));
+}
+
+CandidateCheck::Calls CandidateCheck::make_calls(Direction direction) {
   const LayerShape& shape = layer_.shape;
-  const int ranks = group_.ranks();
-  const auto weights = static_cast<std::size_t>(shape.experts / ranks * shape.hidden * shape.intermediate);
+  const auto weights = static_cast<std::size_t>(shape.experts / group_.ranks() * shape.hidden * shape.intermediate);
   if (inputs_.empty()) make_inputs();
-  std::vector<RankMemory> memory;
-  memory.reserve(static_cast<std::size_t>(ranks));
-  std::vector<Routing> routings;
-  std::vector<ForwardArguments> forwards(inputs_.size());
-  std::vector<BackwardArguments> backwards(inputs_.size());
-  Results results;
-  for (std::size_t rank = 0; rank < inputs_.size(); ++rank) {
-    const Inputs& in = inputs_[rank];
-    RankMemory& own = memory.emplace_back(group_.device(static_cast<int>(rank)), device_arrays_);
-    routings.push_back(in.routing);
-    forwards[rank].x = in.x;
-    forwards[rank].weights = in.weights;
-    forwards[rank].y = own.unread_result<BFloat16>(tokens_ * shape.hidden);
+  Calls calls{.forwards = std::vector<ForwardArguments>(inputs_.size()),
+              .backwards = std::vector<BackwardArguments>(inputs_.size())};
+  calls.memory.reserve(inputs_.size());
+  for (std::size_t local = 0; local < inputs_.size(); ++local) {
+    const Inputs& in = inputs_[local];
+    RankMemory& own = calls.memory.emplace_back(device_of(local), device_arrays_);
+    calls.routings.push_back(in.routing);
+    calls.forwards[local].x = in.x;
+    calls.forwards[local].weights = in.weights;
+    calls.forwards[local].y = own.unread_result<BFloat16>(tokens_ * shape.hidden);
     if (direction == Direction::kForward) continue;
-    BackwardArguments& back = backwards[rank];
+    BackwardArguments& back = calls.backwards[local];
     back.dy = in.dy;
     back.x = in.x;
     back.weights = in.weights;
@@ -126,14 +137,38 @@ CandidateCheck::Results CandidateCheck::run(Direction direction, const Schedule&
     back.gradients.db1 = gradient(b1_.size());
     back.gradients.db2 = gradient(b2_.size());
   }
-  results.placement = place(group_, shape, routings);
-  const Saved saved = uniep::forward(group_, layer_, forward, results.placement, forwards);
-  if (direction == Direction::kBackward) uniep::backward(group_, layer_, backward, saved, backwards);
-  group_.synchronize();
-  for (const RankMemory& own : memory) {
-    const std::vector<uint64_t> of_rank = own.checksums();
-    results.checksums.insert(results.checksums.end(), of_rank.begin(), of_rank.end());
+  return calls;
+}
+
+// A part of what all ranks do: none goes on where another can not, and would wait for it.
+void CandidateCheck::together(const std::function<void()>& work) const {
+  if (!agree_) return work();
+  PartEnd own;
+  try {
+    work();
+  } catch (const Error& error) {
+    own = {error.status(), error.what()};
+  } catch (const std::bad_alloc&) {
+    own = {Status::kOutOfMemory, "the C++ heap has no room"};
   }
+  const PartEnd end = agree_(own);
+  if (end.status != Status::kOk) throw Error(end.status, end.text);
+}
+
+CandidateCheck::Results CandidateCheck::run(Direction direction, const Schedule& forward, const Schedule& backward) {
+  Calls calls;
+  Results results;
+  together([&] { calls = make_calls(direction); });
+  together([&] {
+    results.placement = place(group_, layer_.shape, calls.routings);
+    const Saved saved = uniep::forward(group_, layer_, forward, results.placement, calls.forwards);
+    if (direction == Direction::kBackward) uniep::backward(group_, layer_, backward, saved, calls.backwards);
+    group_.synchronize();
+    for (const RankMemory& own : calls.memory) {
+      const std::vector<uint64_t> of_rank = own.checksums();
+      results.checksums.insert(results.checksums.end(), of_rank.begin(), of_rank.end());
+    }
+  });
   return results;
 }
 

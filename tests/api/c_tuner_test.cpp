@@ -237,6 +237,9 @@ TEST_F(CTuner, RefusesByNameAndGivesTheCallersStatus) {
   options_.check = Job::check;
   options_.ranks = 2;
   EXPECT_EQ(refused(), UNIEP_INVALID_ARGUMENT);
+  because("options.give and take: NULL, and options.rank and ranks are 0 and 2");
+  options_.take = Job::take;
+  EXPECT_EQ(refused(), UNIEP_INVALID_ARGUMENT);
   because("options.give");
   options_.give = Job::give;
   options_.take = Job::take;

@@ -7,17 +7,20 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "cli/gathered.h"
 #include "engine/cuda/device/arguments/place_arguments.h"
 #include "engine/cuda/runtime/dynamic_library.h"
 #include "engine/engine.h"
 #include "support/failing_heap.h"
 #include "support/layer_arrays.h"
 #include "support/processes.h"
+#include "uniep/tuner.h"
 
 namespace uniep::test {
 namespace {
@@ -283,6 +286,50 @@ TEST(OneRank, RecoversFromAFailureThatTheOtherHasNotSeen) {
     EXPECT_EQ(process.line(), "none");
     EXPECT_EQ(process.line(), "end: none");
   }
+}
+
+// A tuner's, which has no look at GPUs.
+TEST(OneRank, ExchangesWhileItsCallRunsAndAfterItHasFailed) {
+  const std::string id = make_unique_id();
+  std::vector<Process> processes = start([&](int rank, const Reporter& reporter) {
+    const cuda::DynamicLibrary stand_in("the stand-in", "UNIEP_LIBCUDA", {});
+    void (*fail)() = nullptr;
+    stand_in.bind(fail, "fake_cuda_fail_last_call");
+    Rank own(rank, id);
+    const std::shared_ptr<TunerExchange> exchange = make_tuner_exchange(own.group());
+    int64_t number = 0;
+    const auto exchanged = [&] {
+      exchange->give(number, std::vector<std::byte>(static_cast<std::size_t>(rank + 1)));
+      reporter.line(std::to_string(exchange->take(number++).back().size()));
+    };
+    own.forward();
+    ::setenv("FAKE_CUDA_BUSY", "1", 1);
+    exchanged();
+    ::unsetenv("FAKE_CUDA_BUSY");
+    if (rank == 1) fail();
+    exchanged();
+    const std::string failure = reporter.error_of([&] { own.group().synchronize(); });
+    reporter.line(failure == "none" ? "none" : "failed");
+    exchanged();
+    own.group().recover();
+    exchanged();
+  });
+  for (std::size_t rank = 0; rank < processes.size(); ++rank) {
+    for (const char* line : {"2", "2", rank == 1 ? "failed" : "none", "2", "2", "end: none"}) {
+      EXPECT_EQ(processes[rank].line(), line);
+    }
+  }
+}
+
+TEST(OneRank, KnowsTheSlowestRanksTimes) {
+  const std::string id = make_unique_id();
+  std::vector<Process> processes = start([&](int rank, const Reporter& reporter) {
+    Rank own(rank, id);
+    const std::vector<double> times = cli::slowest_times(own.group(), {rank == 1 ? 5.0 : 1.0, rank == 1 ? 2.0 : 3.0});
+    reporter.line(std::to_string(times.at(0)) + " " + std::to_string(times.at(1)));
+  });
+  EXPECT_EQ(processes[0].line(), "5.000000 3.000000");
+  EXPECT_EQ(processes[1].line(), "5.000000 2.000000");
 }
 
 TEST(OneRank, LeavesBehindACallThatItIsDoneWith) {

@@ -5,17 +5,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <csignal>
 #include <cstdlib>
 #include <filesystem>
-#include <functional>
-#include <iostream>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "engine/cuda/runtime/kernel_variant.h"
+#include "fake_cuda/command_ranks.h"
 #include "io/file.h"
 #include "support/command.h"
 #include "support/made_up_job.h"
@@ -28,12 +25,6 @@
 namespace uniep::test {
 namespace {
 
-using Arguments = std::vector<std::string>;
-
-struct Ended {
-  std::string status, said;
-};
-
 // This process is as if it had been built of other kernels, of the same version.
 void be_another_build() {
   const cuda::SourceSet& shipped = cuda::sources_of_kernel("");
@@ -42,64 +33,19 @@ void be_another_build() {
       {.name = "another build", .kernels = {""}, .edits = {{shipped.names[0], text, text + "\n"}}, .options = {}});
 }
 
-// Both ranks run the command in torchrun's environment.
-std::vector<Process> start_ranks(const TemporaryFolder& folder, const std::array<Arguments, 2>& arguments,
-                                 const std::function<void(std::size_t rank)>& before = {}) {
-  static int port = 0;
-  ++port;
-  std::vector<Process> processes;
-  for (std::size_t rank = 0; rank < 2; ++rank) {
-    processes.emplace_back([&, rank](const Reporter& reporter) {
-      io::remove_temporaries_at_signals();  // as the program does
-      if (before) before(rank);
-      const auto set = [](const char* name, const std::string& value) { ::setenv(name, value.c_str(), 1); };
-      set("UNIEP_LIBCUDA", UNIEP_FAKE_CUDA);
-      set("UNIEP_LIBNVRTC", UNIEP_FAKE_CUDA);
-      set("UNIEP_CACHE_DIR", (folder / "cache").string());
-      set("RANK", std::to_string(rank));
-      set("LOCAL_RANK", std::to_string(rank));
-      set("WORLD_SIZE", "2");
-      set("MASTER_ADDR", "127.0.0.1");
-      set("MASTER_PORT", std::to_string(20000 + ::getppid() % 20000 + port));
-      set("UNIEP_ARRIVAL_TIMEOUT_S", "15");
-      std::ostringstream said;
-      std::cerr.rdbuf(said.rdbuf());
-      const CommandResult result = run_command(arguments[rank]);
-      std::string all = said.str() + result.err;
-      for (char& c : all) c = c == '\n' ? '|' : c;
-      reporter.line(std::to_string(result.status));
-      reporter.line(all);
-      std::cerr.rdbuf(nullptr);
-    });
-  }
-  return processes;
-}
-
-std::array<Ended, 2> run_ranks(const TemporaryFolder& folder, const std::array<Arguments, 2>& arguments,
-                               const std::function<void(std::size_t rank)>& before = {}) {
-  std::vector<Process> processes = start_ranks(folder, arguments, before);
-  std::array<Ended, 2> ended;
-  for (std::size_t rank = 0; rank < 2; ++rank) ended[rank] = {processes[rank].line(60), processes[rank].line(60)};
-  return ended;
-}
-
 const Arguments kLayer = {"--engine", "cuda",    "--ranks",   "2",        "--tokens",
                           "64",       "--shape", "64,32,8,2", "--launch", "processes"};
 const Arguments kRun = join({"run"}, kLayer);
 const Arguments kTune = join(join({"tune"}, kLayer), {"--candidates", "2", "--budget", "1", "--direction", "forward"});
 
-void expect_said(const Ended& ended, const std::string& text) {
-  EXPECT_NE(ended.said.find(text), std::string::npos) << ended.status << ": " << ended.said;
-}
-
 TEST(RunProcesses, ATunedFileOfAnotherRankDoesNotCount) {
   const TemporaryFolder folder;
   const std::string bad = (folder / "bad.json").string();
   io::write_file(bad, "{");
-  const std::array<Ended, 2> fine = run_ranks(folder, {kRun, join(kRun, {"--tuned", bad})});
+  const std::vector<Ended> fine = run_ranks(folder, {kRun, join(kRun, {"--tuned", bad})});
   for (const Ended& ended : fine) EXPECT_EQ(ended.status, "0") << ended.said;
   expect_said(fine[0], "rank 1 has found another one");
-  const std::array<Ended, 2> refused = run_ranks(folder, {join(kRun, {"--tuned", bad}), kRun});
+  const std::vector<Ended> refused = run_ranks(folder, {join(kRun, {"--tuned", bad}), kRun});
   for (const Ended& ended : refused) {
     EXPECT_EQ(ended.status, "2") << ended.said;
     expect_said(ended, "bad.json");
@@ -125,7 +71,7 @@ TEST(TuneProcesses, AnotherLayerIsRefusedBeforeAnythingIsTimed) {
 
 TEST(TuneProcesses, ARankOfAnotherBuildIsRefusedBeforeAnythingIsTimed) {
   const TemporaryFolder folder;
-  const std::array<Ended, 2> ended = run_ranks(folder, {kTune, kTune}, [](std::size_t rank) {
+  const std::vector<Ended> ended = run_ranks(folder, {kTune, kTune}, [](std::size_t rank) {
     if (rank == 1) be_another_build();
   });
   for (const Ended& one : ended) EXPECT_EQ(one.status, "2") << one.said;
@@ -200,7 +146,7 @@ TEST(TuneProcesses, OfWhatTheSearchMayTakeRankZerosCounts) {
   const TemporaryFolder folder;
   Arguments other = kTune;
   *(std::find(other.begin(), other.end(), "--budget") + 1) = "30";
-  const std::array<Ended, 2> ended = run_ranks(folder, {kTune, other});
+  const std::vector<Ended> ended = run_ranks(folder, {kTune, other});
   for (const Ended& one : ended) EXPECT_EQ(one.status, "0") << one.said;
   expect_said(ended[0], "rank 1 has another --candidates, --budget, --rounds, --state or --report; rank 0's count");
   for (const auto& entry : std::filesystem::directory_iterator(folder / "cache")) {

@@ -13,6 +13,8 @@
 #include <string>
 #include <utility>
 
+#include "engine/cuda/device/arguments/checksum_arguments.h"
+#include "engine/cuda/device/arguments/layer_launch.h"
 #include "engine/cuda/device/arguments/place_arguments.h"
 #include "engine/cuda/device/arguments/signals.h"
 
@@ -40,11 +42,12 @@ struct State {
   int objects = 0;  // streams, events and page-locked memory
   bool deals_evenly = false;
   int kernels_behind_events = 0;
-  int spilled = 0;     // by functions from now on
-  int layer_ctas = 0;  // of the last launch of a layer
+  int spilled = 0;                            // by functions from now on
+  int layer_ctas = 0, layer_first_tiles = 0;  // of the last launch of a layer
   bool layer_is_cooperative = false;
   std::map<std::string, int> launches;
   int lookups_behind_launch = 0;
+  int layers_of_call = 0;  // launches
 };
 State& state() {
   static State own;
@@ -62,15 +65,6 @@ std::atomic<bool> captured = false, replayed = false;
 
 CUstreamCaptureStatus capture_status() {
   return captured ? CU_STREAM_CAPTURE_STATUS_ACTIVE : CU_STREAM_CAPTURE_STATUS_NONE;
-}
-
-struct Compiler {
-  std::atomic<bool> hold = false, fail = false;
-  std::atomic<int> begun = 0;
-};
-Compiler& compiler() {
-  static auto* const one = new Compiler;
-  return *one;
 }
 
 // What the environment plans for this call.
@@ -96,6 +90,12 @@ CUresult planned(const char* function) {
 #define REQUEST(name) \
   PLANNED(name);      \
   PLANNED("request")
+
+// How long the environment has a launch take.
+void take_time() {
+  const char* const microseconds = std::getenv("FAKE_CUDA_LAUNCH_US");
+  if (microseconds != nullptr) ::usleep(static_cast<useconds_t>(std::atoi(microseconds)));
+}
 
 CUresult done() {
   const char* const busy = std::getenv("FAKE_CUDA_BUSY");
@@ -138,6 +138,9 @@ int fake_cuda_failures() {
 }
 int fake_cuda_layer_ctas() {
   return state().layer_ctas;
+}
+int fake_cuda_layer_first_tiles() {
+  return state().layer_first_tiles;
 }
 int fake_cuda_layer_is_cooperative() {
   return state().layer_is_cooperative ? 1 : 0;
@@ -342,7 +345,9 @@ CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t size, CUstream) {
   if (size == sizeof(WaitReport)) {
     report = static_cast<WaitReport*>(memory(from));
     told = static_cast<WaitReport*>(to);
-    if (std::exchange(fails_call, false)) report->failed = 1;
+    const bool one_launch = std::exchange(state().layers_of_call, 0) == 1;
+    const bool fails = one_launch && planned("one launch") != CUDA_SUCCESS;
+    if (std::exchange(fails_call, false) || fails) report->failed = 1;
   }
   if (size == sizeof(PlaceReport)) {
     place_report = static_cast<PlaceReport*>(memory(from));
@@ -453,8 +458,14 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
       if (reinterpret_cast<CUfunction>(&spilled) != function) continue;
       ++state().launches[name];
       ++state().kernels_behind_events;
+      take_time();
+      if (name == "uniep_checksum" && planned("checksum") != CUDA_SUCCESS) {
+        ++*static_cast<uniep::cuda::ChecksumArguments*>(arguments[0])->sum;
+      }
       if (name == "uniep_layer") {
+        ++state().layers_of_call;
         state().layer_ctas = static_cast<int>(config->gridDimX);
+        state().layer_first_tiles = static_cast<uniep::cuda::LayerLaunch*>(arguments[0])->calls->program.first_tiles;
         state().layer_is_cooperative =
             std::any_of(config->attrs, config->attrs + config->numAttrs,
                         [](const CUlaunchAttribute& one) { return one.id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE; });
@@ -517,84 +528,5 @@ CUresult cuStreamIsCapturing(CUstream, CUstreamCaptureStatus* status) {
 CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode*) {
   return CUDA_SUCCESS;
 }
-
-// ---- NVRTC, for UNIEP_LIBNVRTC: all sources compile to the same few bytes
-
-// NVRTC's own names.
-// NOLINTBEGIN(readability-identifier-naming)
-int nvrtcVersion(int* major, int* minor) {
-  *major = 13;
-  *minor = 0;
-  return 0;
-}
-const char* nvrtcGetErrorString(int) {
-  return "planned";
-}
-int nvrtcCreateProgram(void** program, const char*, const char*, int, const char* const*, const char* const*) {
-  *program = nullptr;
-  return 0;
-}
-int nvrtcCompileProgram(void*, int, const char* const*) {
-  ++compiler().begun;
-  while (compiler().hold) ::usleep(1000);
-  return compiler().fail ? 1 : 0;
-}
-void fake_nvrtc_hold(int hold) {
-  compiler().hold = hold != 0;
-}
-void fake_nvrtc_fail(int fail) {
-  compiler().fail = fail != 0;
-}
-int fake_nvrtc_begun() {
-  return compiler().begun;
-}
-int nvrtcDestroyProgram(void**) {
-  return 0;
-}
-int nvrtcGetCUBINSize(void*, size_t* size) {
-  *size = 4;
-  return 0;
-}
-int nvrtcGetCUBIN(void*, char* cubin) {
-  std::copy_n("none", 4, cubin);
-  return 0;
-}
-int nvrtcGetProgramLogSize(void*, size_t* size) {
-  *size = 0;
-  return 0;
-}
-int nvrtcGetProgramLog(void*, char*) {
-  return 0;
-}
-
-// ---- NVML: device 1 is one without a serial number, and no other has as much power
-
-int nvmlInit_v2() {
-  return 0;
-}
-int nvmlSystemGetDriverVersion(char* version, unsigned length) {
-  std::snprintf(version, length, "580.1");
-  return 0;
-}
-int nvmlDeviceGetHandleByPciBusId_v2(const char* bus, void** device) {
-  int number = 0;
-  if (std::sscanf(bus, "0000:%02x:", &number) != 1) return 1;
-  *device = reinterpret_cast<void*>(static_cast<uintptr_t>(number) + 1);
-  return 0;
-}
-int nvmlDeviceGetSerial(void* device, char* serial, unsigned length) {
-  if (device == reinterpret_cast<void*>(uintptr_t{2})) return 3;
-  std::snprintf(serial, length, "17");
-  return 0;
-}
-int nvmlDeviceGetUUID(void*, char* id, unsigned length) {
-  std::snprintf(id, length, "GPU-2");
-  return 0;
-}
-int nvmlDeviceGetEnforcedPowerLimit(void* device, unsigned* milliwatts) {
-  *milliwatts = device == reinterpret_cast<void*>(uintptr_t{2}) ? 699'600 : 500'000;
-  return 0;
-}
-// NOLINTEND(readability-identifier-naming)
 
 }  // extern "C"

@@ -8,6 +8,9 @@
 //   FAKE_CUDA_FAIL="cuMemCreate:2:2"     the second cuMemCreate of this process returns CUresult 2
 //   FAKE_CUDA_FAIL="request:7:2"         so does the seventh call that takes memory, an event, a stream or a module
 //   FAKE_CUDA_FAIL="request:+7:2"        the seventh from now on
+//   FAKE_CUDA_FAIL="one launch:3:1"      a wait runs out in the third call whose layer is one launch
+//   FAKE_CUDA_FAIL="checksum:3:1"        the third array's checksum is another than its bytes'
+//   FAKE_CUDA_LAUNCH_US=300              a launch takes 300 microseconds
 //   FAKE_CUDA_STALL="cuMemMap:3"         the third cuMemMap of this process does not return
 //   FAKE_CUDA_BUSY=1                     events and streams are never done
 // It is read at each call, so that a test sets it when it likes; the count is from the last fake_cuda_reset().
@@ -20,8 +23,9 @@ void fake_cuda_reset();
 int fake_cuda_failures();
 // Kernels that were launched since an event was recorded last.
 int fake_cuda_kernels_behind_events();
-// Of the last launch of a layer: its CTAs, and whether it was cooperative.
+// Of the last launch of a layer: its CTAs, column tiles of its first GEMM, and whether it was cooperative.
 int fake_cuda_layer_ctas();
+int fake_cuda_layer_first_tiles();
 int fake_cuda_layer_is_cooperative();
 // Modules that are loaded, which are a process's for good.
 int fake_cuda_modules();

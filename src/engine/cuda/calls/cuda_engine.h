@@ -87,6 +87,7 @@ class CudaEngine final : public internal::Engine {
   void end_calls() noexcept override;
   void gather(std::span<const std::byte> own, const Room& room) override;
   std::vector<int64_t> all_gather(int64_t own) override;
+  std::vector<std::vector<std::byte>> tell_all(std::span<const std::byte> own) override;
   void meet() override;
 
   // For tests: so many of each device's last ranks do not run.

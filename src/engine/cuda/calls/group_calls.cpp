@@ -395,6 +395,10 @@ std::vector<int64_t> CudaEngine::all_gather(int64_t own) {
   return values;
 }
 
+std::vector<std::vector<std::byte>> CudaEngine::tell_all(std::span<const std::byte> own) {
+  return in_processes() ? ranks_.all_gather(own) : Engine::tell_all(own);
+}
+
 void CudaEngine::gather(std::span<const std::byte> own, const Room& room) {
   if (!in_processes()) return Engine::gather(own, room);
   settle();

@@ -94,7 +94,7 @@ double DeviceTimer::milliseconds() {
   for (const Device& of : devices_) {
     const ScopedDevice scope(of.device);
     float elapsed = 0;
-    check(driver().cuEventSynchronize(static_cast<CUevent>(of.end)), "cuEventSynchronize");
+    check(driver().cuEventSynchronize(static_cast<CUevent>(of.end)), "waiting for the measured work");
     check(driver().cuEventElapsedTime(&elapsed, static_cast<CUevent>(of.begin), static_cast<CUevent>(of.end)),
           "cuEventElapsedTime");
     longest = std::max(longest, elapsed);
