@@ -22,6 +22,7 @@ class CudaPlacement : public testing::Test {
     const cuda::DynamicLibrary library("the stand-in", "UNIEP_LIBCUDA", {});
     library.bind(reset_, "fake_cuda_reset");
     library.bind(fail_, "fake_cuda_fail_last_place");
+    library.bind(first_tiles_, "fake_cuda_layer_first_tiles");
     library.bind(launches_, "fake_cuda_launches");
     library.bind(lookups_behind_launch_, "fake_cuda_lookups_behind_launch");
     options_.engine = EngineKind::kCuda;
@@ -30,8 +31,8 @@ class CudaPlacement : public testing::Test {
   }
 
   Placement placed(Group& group) { return place(group, layer_.config.shape, arrays_.routings, {4096, 0}); }
-  void run_forward(Group& group, const Placement& placement) {
-    const LayerConfig& config = layer_.config;
+  void run_forward(Group& group, const Placement& placement) { run_forward(group, placement, layer_.config); }
+  void run_forward(Group& group, const Placement& placement, const LayerConfig& config) {
     const Schedule schedule = resolve({}, {.direction = Direction::kForward,
                                            .shape = config.shape,
                                            .numerics = config.numerics,
@@ -40,11 +41,12 @@ class CudaPlacement : public testing::Test {
   }
 
   RandomLayer layer_ = random_layer(
-      5, {.ranks = {2}, .most_local_experts = 3, .most_tokens = 40, .columns = {{64, 32}}, .fewest_tokens = 40});
+      5, {.ranks = {2}, .most_local_experts = 3, .most_tokens = 40, .columns = {{64, 512}}, .fewest_tokens = 40});
   LayerArrays arrays_{layer_};
   GroupOptions options_;
   void (*reset_)() = nullptr;
   void (*fail_)(int) = nullptr;
+  int (*first_tiles_)() = nullptr;
   int (*launches_)(const char*) = nullptr;
   int (*lookups_behind_launch_)() = nullptr;
 };
@@ -83,6 +85,20 @@ TEST_F(CudaPlacement, ServesTheGroupThatMadeIt) {
                  [&] { run_forward(other, placement); });
   }
   run_forward(other, placed(other));
+}
+
+// Layers of one shape may share it, and a gate doubles FC1's tiles.
+TEST_F(CudaPlacement, HasAProgramForEachActivation) {
+  Group group(options_);
+  const Placement placement = placed(group);
+  LayerConfig gated = layer_.config, plain = layer_.config;
+  gated.numerics.activation = Activation::kSwiglu;
+  plain.numerics.activation = Activation::kRelu2;
+  run_forward(group, placement, gated);
+  const int with_gate = first_tiles_();
+  EXPECT_GT(with_gate, 0);
+  run_forward(group, placement, plain);
+  EXPECT_LT(first_tiles_(), with_gate);
 }
 
 // A look for a kernel may wait for those that run, and they for one that is not launched yet.

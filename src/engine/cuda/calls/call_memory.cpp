@@ -50,7 +50,8 @@ SymmetricNeed symmetric_need(const Machine& machine, const ProgramRequest& reque
   SymmetricNeed need;
   need.flags = layout.flag_total * static_cast<int64_t>(sizeof(uint32_t));
   need.slots = tokens * internal::slots_per_token(request.shape, request.numerics) * row_bytes;
-  if (request.direction == Direction::kBackward) {
+  // A combine has them or not by its pointers, of which a rank without tokens and rows may have none: all ask for them.
+  if (request.direction == Direction::kBackward || request.part == ProgramPart::kCombine) {
     need.prob_slots = tokens * request.shape.topk * static_cast<int64_t>(sizeof(float));
   }
   // With a process a GPU whether a rank copies or not: all ask for the same, whatever each is given.

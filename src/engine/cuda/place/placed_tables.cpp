@@ -64,10 +64,11 @@ auto upload_tables(BlockCache& cache, const RankTarget& target, std::vector<inte
   return tables;
 }
 
+// Of one placement, and so of one shape.
 bool same_program(const ProgramRequest& a, const ProgramRequest& b) {
   return a.schedule == b.schedule && a.direction == b.direction && a.redispatch == b.redispatch &&
-         a.numerics.combine_groups == b.numerics.combine_groups && a.workers == b.workers && a.cluster == b.cluster &&
-         a.pull_parts == b.pull_parts && a.part == b.part && a.weight_gradients == b.weight_gradients;
+         a.numerics == b.numerics && a.workers == b.workers && a.cluster == b.cluster && a.pull_parts == b.pull_parts &&
+         a.part == b.part && a.weight_gradients == b.weight_gradients;
 }
 
 void point_to_device(RankProgram& p, const PlacementTables& placed, const ProgramTables& tables) {
