@@ -3,18 +3,20 @@
 #include <fstream>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 
 #include "cli/calibration_model.h"
+#include "cli/timeline_model.h"
 #include "io/file.h"
 #include "support/measured_layers.h"
 #include "support/measured_points.h"
 #include "tune/machine_fit.h"
 
 // Fits a shipped description anew, from itself, to what was recorded of layers on such GPUs (but what
-// simulate_error_test holds out), to what `uniep calibrate --raw` wrote and to what bench/measure_points.py did
-// (.jsonl):
+// simulate_error_test holds out), to what `uniep calibrate --raw` wrote, to what bench/measure_points.py did (.jsonl)
+// and to timelines (.trace.json), of which the last one is held out:
 //   refit_shipped tests/data/measured_layers.json machines/h200.json FILE...
 namespace uniep {
 namespace {
@@ -41,7 +43,12 @@ MachineDescription refitted(const MachineDescription& base, const std::string& r
     request.turns.push_back(sessions.try_emplace(layer.session, sessions.size()).first->second);
   }
   std::size_t turns = sessions.size();
+  std::vector<std::string> timelines;
   for (const std::string& file : files) {
+    if (file.ends_with(".trace.json")) {
+      timelines.push_back(file);
+      continue;
+    }
     models.push_back(std::make_unique<cli::CalibrationModel>(layers_of(file), base));
     for (std::size_t i = 0; i < models.back()->layers().size(); ++i) {
       if (models.back()->layers()[i].held_out) continue;
@@ -51,7 +58,11 @@ MachineDescription refitted(const MachineDescription& base, const std::string& r
     }
     turns += models.back()->layers().size();
   }
-  fmt::print("{} recorded layers, {} of FILEs\n", layers.size(), measured.size());
+  fmt::print("{} recorded layers, {} of FILEs, {} timelines\n", layers.size(), measured.size(), timelines.size());
+  request.held_out.assign(request.milliseconds.size(), 0);
+  std::optional<cli::TimelineModel> timeline_model;
+  if (!timelines.empty()) timeline_model.emplace(cli::read_timelines(timelines), base);
+  if (timeline_model) timeline_model->add_to(request);
   test::LayerPredictor predictor;
   request.base = &base;
   request.ranks = 2;
@@ -71,13 +82,14 @@ MachineDescription refitted(const MachineDescription& base, const std::string& r
   };
   request.follows = [&](std::size_t i, std::string_view key) {
     if (i < layers.size()) return true;
+    if (i >= layers.size() + measured.size()) return timeline_model->follows(i - layers.size() - measured.size(), key);
     const auto [model, layer] = measured[i - layers.size()];
     return models[model]->follows(layer, key);
   };
   tune::MachineFit fit = tune::fit_machine(request);
   const std::string from =
-      fmt::format("fitted to {} recorded layers and {} of calibrations and searches, 2026-11-21 to 28", layers.size(),
-                  measured.size());
+      fmt::format("fitted to {} recorded layers, {} of calibrations and searches and {} timelines, 2026-11-21 to 30",
+                  layers.size(), measured.size(), timelines.size());
   for (const tune::FittedConstant& constant : fit.constants) {
     if (!constant.told) continue;
     const std::string& key = constant.constant.key;

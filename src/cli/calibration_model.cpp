@@ -153,7 +153,8 @@ bool follows_constant(const Program& program, sim::State state, const sim::Machi
   const bool mixed = schedule.order.interleave == Interleave::kMixed;
   const bool dynamic = schedule.queue == QueueKind::kDynamic;
   const int raster = schedule.order.raster;
-  if (key.starts_with("links")) return program.ranks() > 1;
+  if (key.starts_with("links") || key == "time.peers") return program.ranks() > 1;
+  if (key == "clock.linked") return program.ranks() > 1 && !paused;
   if (key.starts_with("tiles")) return is_tile_of(machine, key, program.request().direction);
   if (key == "clock.limit" || key == "clock.rest") return !paused;
   if (key.starts_with("clock.pause")) return paused;

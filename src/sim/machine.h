@@ -13,7 +13,7 @@
 // which every number has its unit and says where it is from. A rank is one GPU, or one die.
 namespace uniep::sim {
 
-inline constexpr int kMachineVersion = 2;
+inline constexpr int kMachineVersion = 3;
 
 // Where a number is from.
 enum class Source : int { kMeasured = 0, kPublished, kAssumed };
@@ -90,6 +90,7 @@ struct Clock {
   double highest = 0;         // GHz
   double rest = 0;            // us between two calls at the power limit, in which power is saved
   double waiting = 1;         // share of a load that a tile is while no tensor core works on it
+  double linked = 0;          // share that it loses at the power limit where rows go between ranks
   bool operator==(const Clock&) const = default;
 };
 
@@ -158,6 +159,7 @@ struct Slowdowns {
 
 struct Times {
   double begin = 0;         // us from the call to the first copy
+  double peers = 0;         // us more of that, and of the end, with several ranks
   double launch = 0;        // us between two launches of a call
   double end = 0;           // us from the last sum to the end of the call on all ranks
   double flag = 0;          // us until who waits for a counter or flag goes on
@@ -207,6 +209,7 @@ struct MachineDescription {
   // The first class that runs a stage; there is one, but for the activation.
   const WorkerClass& class_of(Work work) const;
   bool has_activation_stage() const;
+  double begin_us(int ranks) const { return time.begin + (ranks > 1 ? time.peers : 0); }
   int most_ranks() const { return links.empty() ? 1 : links.back().ranks; }
   // The level over which two ranks reach each other; most_ranks() or fewer.
   int level_between(int rank, int other) const;

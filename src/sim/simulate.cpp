@@ -75,7 +75,7 @@ double Turns::limit_ghz(const Clock& clock) const {
   return clock.limit * std::pow(share, -clock.limit_exponent);
 }
 
-double clock_of(const Clock& clock, const SimulateOptions& options, double load, double us) {
+double clock_of(const Clock& clock, const SimulateOptions& options, double load, double us, bool linked) {
   if (options.state == State::kPaused) {
     const double left = std::max(clock.pause_lowest, clock.pause - clock.pause_drop * us * 1e-3);
     return std::min(clock.highest, left * by_load(clock, load, 1));
@@ -88,6 +88,7 @@ double clock_of(const Clock& clock, const SimulateOptions& options, double load,
   } else {
     limited = options.limit_ghz * by_load(clock, load, kOwnShare);
   }
+  if (linked) limited *= 1 - clock.linked;
   if (limited > clock.pause) limited = std::min(limited, clock.pause * by_load(clock, load, 1));
   return std::min(clock.highest, limited);
 }
@@ -245,7 +246,7 @@ Simulated simulate(const ProgramCosts& of, const MachineDescription& machine, co
     const double us = *std::max_element(run.end_us.begin(), run.end_us.end());
     set_load(us);
     const AgreedClock next = agreed_clock(run, us, clock, workers_of_rank, [&](double share, double call_us) {
-      return clock_of(machine.clock, options, share, call_us);
+      return clock_of(machine.clock, options, share, call_us, program.ranks() > 1);
     });
     const double apart = std::abs(next.ghz / clock - 1);
     if (near && apart < kNearEnough) {
@@ -275,7 +276,7 @@ Simulated simulate(const ProgramCosts& of, const MachineDescription& machine, co
   limits.memory_ms =
       *std::max_element(run.memory_bytes.begin(), run.memory_bytes.end()) / (machine.memory.bandwidth * 1e6);
   limits.links_ms = links_ms(program, machine, costs, relayed);
-  limits.begin_end_ms = (machine.time.begin + machine.time.end) * 1e-3;
+  limits.begin_end_ms = (machine.begin_us(program.ranks()) + machine.time.end) * 1e-3;
   simulated_call.stages = stage_times(run, program.request().direction, workers * static_cast<double>(simulated));
   return simulated_call;
 }

@@ -78,7 +78,8 @@ struct Turns {
 };
 
 // GHz of a call at its load, which is the share of its time in which all workers run tiles.
-double clock_of(const Clock& clock, const SimulateOptions& options, double load, double us);
+// `linked`: rows go between ranks.
+double clock_of(const Clock& clock, const SimulateOptions& options, double load, double us, bool linked = false);
 
 // How many times the clock of calls is a base's, about, on a machine that was made from it.
 inline double clock_scale(const MachineDescription& machine, const MachineDescription& base, State state) {

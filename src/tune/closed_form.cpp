@@ -114,7 +114,7 @@ RowGemms row_gemms(const Problem& problem, const GemmPart& gemm, const CombinePa
 }
 
 double clock_of(const Problem& problem, double load, double us) {
-  return sim::clock_of(problem.machine->clock, {.state = problem.state}, load, us);
+  return sim::clock_of(problem.machine->clock, {.state = problem.state}, load, us, problem.ranks > 1);
 }
 
 Problem make_problem(const ModelledCall& call, const RankLoad& load, const sim::MachineDescription& machine) {
@@ -128,6 +128,7 @@ Problem make_problem(const ModelledCall& call, const RankLoad& load, const sim::
   problem.adds_gradients = numerics.weight_gradient == WeightGradient::kMainGrad;
   problem.groups = numerics.combine_groups > 0;
   problem.ranks = call.ranks;
+  problem.begin = machine.begin_us(call.ranks);
   problem.load = load;
   problem.machine = &machine;
   problem.state = call.state;
@@ -287,7 +288,7 @@ Estimate estimate(const Problem& problem, const Parts& parts, int rounds) {
     if (!gemm.fused) {
       const GroupedEnd end = combine.groups ? grouped_end(combine, grouped) : GroupedEnd{sent, combine.sum / sum_after};
       result.limits = "gemm";
-      result.us = time.begin + std::max(kDispatchAlone * copies, dispatch.link) +
+      result.us = problem.begin + std::max(kDispatchAlone * copies, dispatch.link) +
                   std::max(first + std::max(second, result_link), problem.memory.all) + end.there + end.left +
                   time.end + 3 * time.launch + kLaunchesApart;
     } else {
@@ -330,7 +331,7 @@ Estimate estimate(const Problem& problem, const Parts& parts, int rounds) {
         left = end.left;
         body = end.there;
       }
-      const double begin = time.begin + dispatch.first * (dispatch.by_warps ? at_clock : 1) + kFill;
+      const double begin = problem.begin + dispatch.first * (dispatch.by_warps ? at_clock : 1) + kFill;
       result.us = begin + body + ramp + left + time.end + kDrain + (gemm.one_launch ? 0 : time.launch);
     }
     if (round + 1 == rounds) break;
@@ -404,7 +405,7 @@ Bound lower_bound(const Problem& problem) {
   bound.memory = problem.memory.all;
   const double tile = machine.tile_cycles(first, 128, 128, problem.shape.hidden) +
                       machine.tile_cycles(second, 128, 128, second_depth(problem));
-  bound.path = machine.time.begin + machine.time.end;
+  bound.path = problem.begin + machine.time.end;
   if (load.rows > 0) bound.path += tile * kMicrosecondsPerCycle / machine.clock.highest;
   return bound;
 }

@@ -118,7 +118,7 @@ double apart(const Problem& problem, const Parts& parts, const Work& work, const
   const double second = std::max({gemms.second + gemms.second_tail, combine.staged ? 0 : combine.link, memory.second});
   const GroupedEnd end =
       combine.groups ? grouped_end(combine, grouped_times(work)) : GroupedEnd{sent, combine.sum / work.sum_after};
-  return time.begin + work.alone + std::max(gemms.first + gemms.first_tail, memory.first) + second + end.there +
+  return problem.begin + work.alone + std::max(gemms.first + gemms.first_tail, memory.first) + second + end.there +
          end.left + std::max(gemms.gradients, memory.gradients) + time.end + 5 * time.launch + kBackwardLaunchesApart;
 }
 
@@ -130,12 +130,12 @@ double first_gemm_again(const Problem& problem, const Parts& parts, const Work& 
   const double blocks = std::max(problem.load.blocks, 1.0);
   const double tiles = blocks * std::ceil(static_cast<double>(problem.shape.intermediate * problem.halves) / 256);
   const double tail = kLastTiles * gemm / tiles * work.available;
-  if (dispatch.again == 0) return time.begin + gemm + tail + time.end;
+  if (dispatch.again == 0) return problem.begin + gemm + tail + time.end;
   const double copies = dispatch.again / work.available * work.at_clock;
   const double copy = std::max(copies, dispatch.link), alone = std::max(kBackwardDispatchAlone * copies, dispatch.link);
-  if (!parts.gemm->fused) return time.begin + alone + gemm + tail + time.launch + time.end;
+  if (!parts.gemm->fused) return problem.begin + alone + gemm + tail + time.launch + time.end;
   const double slowed = dispatch.again_taken / work.available;
-  return time.begin + dispatch.again_first * work.at_clock + kBackwardFill + std::max(gemm + slowed, copy) + tail +
+  return problem.begin + dispatch.again_first * work.at_clock + kBackwardFill + std::max(gemm + slowed, copy) + tail +
          time.end;
 }
 
@@ -226,7 +226,7 @@ Estimate estimate_backward(const Problem& problem, const Parts& parts, int round
       if (gemm.fills && copied > 0) tiles = std::max(tiles, copied + kAfterXAgain * gemms.gradients);
       const Second second = second_part(parts, work, gemms, tiles, copied);
       if (second.by_links) result.limits = "links";
-      result.us = time.begin + dispatch.first * (dispatch.by_warps ? work.at_clock : 1) + kBackwardFill + first +
+      result.us = problem.begin + dispatch.first * (dispatch.by_warps ? work.at_clock : 1) + kBackwardFill + first +
                   second.end + kBackwardDrain + time.end;
       if (!gemm.one_launch) result.us += gemms.first_tail + time.launch;
       if (!gemm.fills) result.us += time.launch + std::max(gemms.gradients, memory.gradients);
