@@ -25,7 +25,8 @@ double Forecast::of(double busiest_rows, double mean_rows) const {
     load.results *= more * skew;
     load.rows *= more * skew;
     load.rows_once *= more * skew;
-    load.blocks = std::max(load.local_experts, load.blocks * more * skew);
+    // What an expert's last block lacks does not grow with its rows.
+    load.blocks = std::max(load.local_experts, load.blocks + (load.rows - load_.rows) / kBlockRows);
     for (LevelRows& rows : load.levels) {
       rows.dispatched *= more * skew;
       rows.dispatched_once *= more * skew;

@@ -8,8 +8,6 @@
 namespace uniep::tune {
 namespace {
 
-constexpr int kBlockRows = 128;
-
 // That none of a token's K experts is among so many of E.
 double miss(const LayerShape& shape, double experts) {
   double probability = 1;

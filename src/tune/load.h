@@ -18,6 +18,8 @@ struct LevelRows {
   bool operator==(const LevelRows&) const = default;
 };
 
+inline constexpr int kBlockRows = 128;  // of one expert, that a tile has
+
 // A result is a row, or with combine groups the sum of a token's rows in a group of experts.
 struct RankLoad {
   double tokens = 0;
