@@ -141,6 +141,34 @@ def check_compiled(rank: int, ranks: int) -> None:
         assert_same(Result(y.detach(), x.grad, probs.grad, w1.grad, w2.grad), expected)
 
 
+def check_a_rank_outside_of_graphs(rank: int, ranks: int) -> None:
+    """Backward of a graph places anew, that of others does not: an error of all ranks before they wait in it."""
+    if ranks == 1:
+        return
+    layer = make_layer([6 + r for r in range(ranks)])
+    last = ranks - 1
+    inside = ", ".join(str(one) for one in range(last))
+    text = f"torch.compile: this layer is in a graph on ranks {inside}, and outside of graphs on ranks {last}; must be"
+
+    def run(is_compiled, save="keep"):
+        def block(x, ids, probs, w1, w2):
+            return uniep.moe(x * 1, ids, probs, w1, w2, save=save) * 1
+
+        torch._dynamo.reset()
+        function = torch.compile(block, fullgraph=True, backend="aot_eager") if is_compiled else block
+        weights = [one.requires_grad_() for one in layer.local(rank, ranks)]
+        y = function(layer.x[rank], layer.ids[rank], layer.probs[rank], *weights)
+        if y.requires_grad:
+            y.float().sum().backward()
+        return y.detach()
+
+    for save in ("keep", "redispatch"):
+        expect_error(ValueError, text, lambda: run(rank != last, save))  # noqa: B023
+    with torch.no_grad():  # there is no backward
+        mixed = run(rank != last)
+    assert same_bits(mixed, run(False)) and same_bits(mixed, run(True))
+
+
 def check_interleaved_micro_batches(rank: int, ranks: int) -> None:
     layers = [make_layer([20 + r for r in range(ranks)], seed=seed) for seed in (1, 2)]
     pairs = []
@@ -551,6 +579,7 @@ def run_checks(names: dict, set_up=lambda: None) -> int:
 
 
 if __name__ == "__main__":
-    import verifier_checks  # which imports this file
+    import checkpoint_checks  # which import this file
+    import verifier_checks
 
-    sys.exit(run_checks(globals() | vars(verifier_checks)))
+    sys.exit(run_checks(globals() | vars(verifier_checks) | vars(checkpoint_checks)))

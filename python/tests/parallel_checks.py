@@ -13,7 +13,9 @@ import torch.distributed.checkpoint as checkpoint_files
 import torch.distributed.checkpoint.state_dict as state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import Schedule1F1B
+from torch.distributed.tensor import DTensor, Shard
 
 import uniep
 import uniep.parallel
@@ -134,6 +136,52 @@ def check_steps_keep_replicas_equal_and_clip_alike(rank, ranks):
             assert_equal_on(None, rest)
 
 
+def check_clipping_over_pipeline_stages(rank, ranks):
+    """Neighbours share a stage's experts; the factor is that of all stages, with the same bits on all ranks."""
+    for size in sizes(ranks):
+        group, pipeline = groups(size)
+        for options in OPTIONS:
+            model = Model(group, **options)
+            backward(model, step=rank // size)
+            own = uniep.clip_grad_norm(model, 1e9)  # which clips nothing
+            every = torch.stack(gathered(own, pipeline)).double()
+            assert len(every) == ranks // size and len(every.unique()) == len(every)
+            norm = uniep.clip_grad_norm(model, 1e-3, pipeline)
+            assert_equal_on(None, [norm])
+            assert abs(norm / every.square().sum().sqrt() - 1) < 1e-6
+            clipped = uniep.clip_grad_norm(model, 1.0)
+            assert abs(clipped / own / (1e-3 / norm) - 1) < 0.01
+
+
+def check_a_pipeline_has_the_gradients_of_one_process(rank, ranks):
+    """1F1B as docs/pytorch_parallel.md has it, on memory that holds NaN where nobody has written."""
+    parts = 4
+
+    def loss(y, target):
+        return (y.float() - target).square().mean() / parts
+
+    x, target = torch.randn(2, 8 * parts, 64, generator=torch.Generator().manual_seed(7)).bfloat16()
+    for options in ({}, {"main_grad": "param"}):
+        model, whole = Model(alone(), **options), [Model(alone(), **options) for _ in range(ranks)]
+        torch.use_deterministic_algorithms(True)
+        try:
+            like = torch.empty(8, 64, dtype=torch.bfloat16)
+            given = {"input_args": like.clone().requires_grad_(rank > 0), "output_args": like.clone().requires_grad_()}
+            stage = PipelineStage(model, rank, ranks, torch.device("cpu"), group=dist.group.WORLD, **given)
+            schedule = Schedule1F1B(stage, parts, loss_fn=loss, scale_grads=False)
+            schedule.step(*[x] * (rank == 0), **({"target": target} if rank == ranks - 1 else {}))
+        finally:
+            torch.use_deterministic_algorithms(False)
+        for one, wanted in zip(x.chunk(parts), target.chunk(parts), strict=True):
+            y = one
+            for each in whole:
+                y = each(y)
+            loss(y, wanted).backward()
+        pairs = [(model.a.weight.grad, whole[rank].a.weight.grad)]
+        pairs += zip(model.expert_gradients(), whole[rank].expert_gradients(), strict=True)
+        assert all(same_bits(own, expected) and own.any() for own, expected in pairs), options
+
+
 def check_dense_parameters_of_fsdp2(rank, ranks):
     group, _ = groups(ranks)
     model, whole = (Model(one, torch.float32) for one in (group, alone()))
@@ -150,6 +198,25 @@ def check_dense_parameters_of_fsdp2(rank, ranks):
     assert abs(norm / expected - 1) < 0.01
     for own, other in ((model.a, whole.a), (model.moe.router, whole.moe.router)):
         assert relative_error(own.weight.grad.full_tensor(), other.weight.grad.double()) < 0.02
+
+
+def check_a_router_that_fsdp2_leaves_in_fp32(rank, ranks):
+    """docs/pytorch_parallel.md: the layer is a unit of its own, whose policy has no param_dtype."""
+    group, _ = groups(ranks)
+    mesh = init_device_mesh("cpu", (ranks,))
+    of_dense = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for of_layer, is_exact in ((MixedPrecisionPolicy(reduce_dtype=torch.float32), True), (of_dense, False)):
+        model, seen = Model(group, torch.float32), []
+        weight = model.moe.router.weight.detach().clone()
+        model.moe.experts.register_forward_pre_hook(lambda _, given, seen=seen: seen.extend(given))
+        ignored = set(uniep.expert_parameters(model).values())
+        fully_shard(model.moe, mesh=mesh, mp_policy=of_layer, ignored_params=ignored)
+        fully_shard(model, mesh=mesh, mp_policy=of_dense, ignored_params=ignored)
+        backward(model, dtype=torch.float32, part=(rank, ranks))
+        x, _, probs = seen
+        expected = torch.softmax(x.float() @ weight.T, -1).topk(2).values
+        assert same_bits(probs, expected / expected.sum(-1, keepdim=True)) == is_exact
+        assert model.moe.router.weight.grad.dtype == torch.float32
 
 
 def check_checkpoints_of_experts_that_fsdp2_shards_over_replicas(rank, ranks):
@@ -200,6 +267,33 @@ def check_checkpoints_of_experts_that_fsdp2_shards_over_replicas(rank, ranks):
         if rank == 0:
             shutil.rmtree(folder)
         dist.barrier()
+
+
+def check_experts_that_fsdp2_has_sharded_are_drawn_as_others(rank, ranks):
+    """On meta, sharded over the replicas, given memory and drawn: the values of a layer that is not sharded."""
+    placements = [None, lambda one: Shard(1)]
+    for size, experts, place in [
+        (one, one * count, place) for one in sizes(ranks) for count in (3, 4) for place in placements
+    ]:
+        group, replicas = groups(size)
+
+        def made(group=group, experts=experts):
+            torch.manual_seed(3)
+            return uniep.MoELayer(hidden=64, intermediate=32, num_experts=experts, topk=2, group=group, bias=True)
+
+        plain = made()
+        with torch.device("meta"):
+            layer = made()
+        fully_shard(layer.experts, mesh=DeviceMesh.from_group(replicas, "cpu"), shard_placement_fn=place)
+        layer.to_empty(device="cpu")
+        with torch.no_grad():
+            for one in layer.experts.parameters():
+                one.to_local().fill_(7)
+        torch.manual_seed(3)
+        layer.router.reset_parameters()
+        layer.experts.reset_parameters()
+        for (name, own), other in zip(layer.experts.named_parameters(), plain.experts.parameters(), strict=True):
+            assert isinstance(own, DTensor) and same_bits(own.full_tensor(), other), (size, experts, name)
 
 
 def check_gradients_travel_in_buckets(rank, ranks):

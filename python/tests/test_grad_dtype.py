@@ -106,18 +106,22 @@ def test_adamw_steps_fp32_copies():
     layer(x).float().square().sum().backward()
     with pytest.raises(RuntimeError, match=r"BFloat16"):
         torch.optim.AdamW(parameters).step()
-    masters = [one.detach().float() for one in parameters]
-    optimizer = torch.optim.AdamW(masters, lr=0.1)
+    masters = copy.deepcopy(layer.experts).float()
+    optimizer = torch.optim.AdamW(masters.parameters(), lr=0.1)
+    pairs = list(zip(masters.parameters(), parameters, strict=True))
     for _ in range(2):
-        before, gradients = [one.clone() for one in masters], [one.grad for one in parameters]
-        for master, one in zip(masters, parameters, strict=True):
+        before, gradients = [one.detach().clone() for one, _ in pairs], [one.grad for one in parameters]
+        for master, one in pairs:
             master.grad, one.grad = one.grad, None
-        assert all(one.grad is gradient for one, gradient in zip(masters, gradients, strict=True))
+        assert all(one.grad is gradient for (one, _), gradient in zip(pairs, gradients, strict=True))
+        assert all(
+            one.dtype == gradient.dtype == torch.float32 for (one, _), gradient in zip(pairs, gradients, strict=True)
+        )
         optimizer.step()
         with torch.no_grad():
-            for master, one in zip(masters, parameters, strict=True):
+            for master, one in pairs:
                 one.copy_(master)
-        assert all((one - old).abs().max() > 0.05 for one, old in zip(masters, before, strict=True))
+        assert all((one - old).abs().max() > 0.05 for (one, _), old in zip(pairs, before, strict=True))
         layer(x).float().square().sum().backward()
 
 

@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_init import _get_mesh_info
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import Schedule1F1B
 from torchtitan.config.override import OverrideConfig, apply_overrides
 from torchtitan.distributed import ParallelDims
 from torchtitan.distributed import utils as titan_utils
@@ -233,6 +235,85 @@ def check_both_shapes(rank: int, ranks: int) -> None:
     counts = torch.bincount(ids.flatten(), minlength=EXPERTS)
     flat = experts(x.flatten(0, 1), scores.flatten(0, 1), ids.flatten(0, 1), counts)
     assert same_bits(experts(x, scores, ids, counts), flat.view(x.shape))
+
+
+def routed(rank: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """x, scores, ids and dy of as many tokens as this rank has."""
+    generator = torch.Generator().manual_seed(20 + rank)
+    tokens = 24 + 8 * rank
+    x, dy = (torch.randn(tokens, DIM, generator=generator).bfloat16() for _ in range(2))
+    scores, ids = torch.rand(tokens, EXPERTS, generator=generator).topk(TOPK)
+    return x.requires_grad_(), scores.requires_grad_(), ids, dy
+
+
+def run_routed(layer: torch.nn.Module, rank: int, bad: dict[tuple[int, int], float]) -> dict[str, torch.Tensor]:
+    """Output and gradients of routed experts, with some scores {(token, slot): value} that are no numbers."""
+    x, scores, ids, dy = routed(rank)
+    with torch.no_grad():
+        for place, value in bad.items():
+            scores[place] = value
+    layer.zero_grad()
+    y = layer(x[None], scores[None], ids[None], torch.bincount(ids.flatten(), minlength=EXPERTS))[0]
+    y.backward(torch.where(y.isnan(), torch.nan, dy))  # as of a loss of y
+    found = {"y": y.detach(), "x": x.grad, "scores": scores.grad}
+    return found | {name: local(one.grad).clone() for name, one in layer.named_parameters()}
+
+
+def check_finite_scores_give_the_bits_of_moe(rank: int, ranks: int) -> None:
+    layer = make_moe({}, ranks).routed_experts
+    x, scores, ids, dy = routed(rank)
+    gate, down, up = (local(getattr(layer.inner_experts, name)).detach() for name in ("w1_EFD", "w2_EDF", "w3_EFD"))
+    weights = [one.clone().requires_grad_() for one in (gate, down, up)]
+    y = uniep.moe(x, ids, scores, (weights[0], weights[2]), weights[1], group=layer.group)
+    y.backward(dy)
+    expected = [y.detach(), x.grad, scores.grad, *(one.grad for one in weights)]
+    found = run_routed(layer, rank, {})
+    for name, want in zip(found, expected, strict=True):
+        assert same_bits(found[name], want), name
+
+
+def check_scores_that_are_no_numbers(rank: int, ranks: int) -> None:
+    """NaN where torchtitan's layer has it, the bits of all else, and no error that one rank of a job would raise."""
+    bad = {(3, 1): torch.nan, (5, 0): torch.nan}
+    stock, ours = make_moe(None, ranks).routed_experts, make_moe({}, ranks).routed_experts
+    found, expected = run_routed(ours, rank, bad), run_routed(ours, rank, {})
+    theirs = run_routed(stock, rank, bad)
+    fine = torch.ones(len(found["y"]), dtype=torch.bool)
+    fine[[3, 5]] = False
+    for name in ("y", "x", "scores"):
+        assert same_bits(found[name][fine], expected[name][fine]), name
+    for name, own in found.items():
+        assert own.isnan().any() and torch.equal(own.isnan(), theirs[name].isnan()), name
+    with_inf = run_routed(ours, rank, bad | {(7, 0): torch.inf})
+    assert with_inf["y"][[3, 5, 7]].isnan().all() and with_inf["y"].isnan().sum() == 3 * DIM
+    checkpointed = FullAC.Config().build()._wrap_block(make_moe({}, ranks).routed_experts)
+    compiled = torch.compile(make_moe({}, ranks).routed_experts, backend="aot_eager", fullgraph=True)
+    for other in (checkpointed, compiled):
+        for given, want in ((bad, found), ({}, expected)):
+            for one, own in zip(run_routed(other, rank, given).values(), want.values(), strict=True):
+                assert same_bits(one, own)
+    torch._dynamo.reset()
+
+
+def check_a_pipeline_that_runs_on_memory_of_any_content(rank: int, ranks: int) -> None:
+    """PipelineStage runs later stages once on memory that nobody has written, to learn shapes; here it holds NaN."""
+    if ranks == 1:
+        return
+    torch.use_deterministic_algorithms(True)  # which fills such memory with NaN
+    try:
+        layer = make_moe({}, ranks, parallel=False)
+        stage = PipelineStage(layer, rank, ranks, torch.device("cpu"), group=dist.group.WORLD)
+        schedule = Schedule1F1B(stage, 2, loss_fn=lambda y, target: (y.float() - target).square().mean())
+        batch = torch.randn(4, 16, DIM, generator=torch.Generator().manual_seed(4)).bfloat16()
+        losses: list[torch.Tensor] = []
+        if rank == 0:
+            schedule.step(batch)
+        else:
+            schedule.step(target=torch.zeros(batch.shape), losses=losses)
+        assert len(losses) == 2 * (rank == ranks - 1) and all(one.isfinite() for one in losses), losses
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(one.grad.isfinite().all() for one in layer.parameters())
 
 
 def check_a_whole_model_is_one_line(rank: int, ranks: int) -> None:

@@ -186,9 +186,9 @@ def check_sharded_experts_have_the_bits_of_whole_ones(rank: int, ranks: int) -> 
     whole, sharded = tiny("uniep"), tiny("eager")
     group = uniep.Group()
     assert uniep.transformers.shard_experts(sharded, group) == 2
-    assert sharded.config._experts_implementation == "uniep"
-    local = EXPERTS // ranks
-    assert sharded.model.layers[0].mlp.experts.gate_up_proj.shape == (local, 64, 64)
+    experts, local = sharded.model.layers[0].mlp.experts, EXPERTS // ranks
+    assert experts.config._experts_implementation == "uniep"
+    assert experts.gate_up_proj.shape == (local, 64, 64)
     assert list(sharded.state_dict()) == list(whole.state_dict())
     loss, gradients = step(sharded, rank)
     own_loss, own = step(whole, rank)
@@ -211,6 +211,39 @@ def check_sharded_generation(rank: int, ranks: int) -> None:
     uniep.transformers.shard_experts(sharded, uniep.Group())
     tokens = batch(rank)[:, :10]
     assert torch.equal(generate(sharded, tokens, synced=ranks > 1).sequences, generate(whole, tokens).sequences)
+
+
+def check_one_graph_has_the_loss_of_eager(rank: int, ranks: int) -> None:
+    """torch.compile(fullgraph=True), with whole experts and with sharded ones."""
+    for shards in (False, True):
+        results = []
+        for compiles in (False, True):
+            model = tiny("uniep")
+            if shards:
+                uniep.transformers.shard_experts(model, uniep.Group())
+            called = torch.compile(model, backend="aot_eager", fullgraph=True) if compiles else model
+            tokens = batch(rank)
+            loss = called(tokens, labels=tokens).loss
+            loss.backward()
+            results.append([loss.detach(), *(one.grad for one in model.parameters())])
+        assert all(same_bits(*pair) for pair in zip(*results, strict=True)), shards
+    torch._dynamo.reset()
+
+
+def check_sharding_leaves_other_models_alone(rank: int, ranks: int) -> None:
+    """Models that were made of one configuration have it in common."""
+    other = tiny("eager")
+    sharded = Qwen3MoeForCausalLM(other.config).bfloat16()
+    expected = step(other, rank)[0]
+    uniep.transformers.shard_experts(sharded, uniep.Group())
+    mine, theirs = (one.model.layers[0].mlp.experts for one in (sharded, other))
+    assert sharded.config is other.config and theirs.config is other.config
+    assert mine.config is not other.config and mine.config._experts_implementation == "uniep"
+    assert other.config._experts_implementation == "eager" and step(other, rank)[0] == expected
+    sharded.set_experts_implementation("grouped_mm")  # sharded experts run in UniEP alone
+    assert mine.config._experts_implementation == "uniep" and step(sharded, rank)
+    uniep.transformers.gather_experts(sharded)
+    assert mine.config is other.config and mine.config._experts_implementation == "grouped_mm"
 
 
 def check_gathering(rank: int, ranks: int) -> None:

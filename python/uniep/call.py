@@ -14,7 +14,7 @@ from uniep.engine import text_of
 from uniep.group import Group
 from uniep.layer_stats import spans, watch
 from uniep.numerics import PLAIN, Numerics
-from uniep.routes import Route, place_routing
+from uniep.routes import Agreed, Route, place_routing
 from uniep.schedules import SAVES
 
 _Made = typing.TypeVar("_Made")
@@ -36,6 +36,7 @@ class Call(typing.NamedTuple):
     numerics: Numerics = PLAIN
     parameters: tuple[list[torch.Tensor], ...] = ()  # w1, w2, b1 and b2 with main_grad "param", which has it from them
     layer: str = ""  # its name, if it has one
+    places_anew: bool = False  # in backward, as graphs do
 
     @property
     def name(self) -> str:
@@ -96,7 +97,8 @@ class Call(typing.NamedTuple):
             return stand_in, text_of(error)
 
     def place(self, ids: torch.Tensor, probs: torch.Tensor) -> Route:
-        given = rows_of(ids), rows_of(probs), self.topk, self.capacity, self.save
+        agreed = Agreed(self.save, self.places_anew)
+        given = rows_of(ids), rows_of(probs), self.topk, self.capacity, agreed
         return place_routing(self.group, self.shape, *given)
 
     def run_backward(

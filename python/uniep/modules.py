@@ -33,6 +33,16 @@ def _check_columns(hidden: int, intermediate: int) -> None:
             raise ValueError(f"{name}: {size}; must be a multiple of 8, 8 or more")
 
 
+def _own_part(weight: torch.Tensor) -> tuple[torch.Tensor, range, tuple[slice, ...]]:
+    """What this rank has of [El, ...], of which experts, and where in each: all, or the shard of a DTensor."""
+    if not hasattr(weight, "to_local"):
+        return weight, range(len(weight)), ()
+    own = weight.to_local()
+    (chunk,) = typing.cast(typing.Any, weight).__create_chunk_list__()
+    places = [range(begin, begin + size) for begin, size in zip(chunk.offsets, own.shape, strict=True)]
+    return own, places[0], tuple(slice(one.start, one.stop) for one in places[1:])
+
+
 class Experts(torch.nn.Module):
     """The experts of one rank; the parameters are this rank's E / W experts of the group.
 
@@ -111,19 +121,28 @@ class Experts(torch.nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self) -> None:
-        """Draws every expert's weights from a generator of its own: uniform in +-1 / sqrt(columns). Biases: zero."""
+        """Draws every expert's weights from a generator of its own: uniform in +-1 / sqrt(columns). Biases: zero.
+
+        Values are the same where FSDP2 has sharded the parameters."""
         if self.gate_up_proj.is_meta:
             return
-        for own in (self.gate_up_bias, self.down_bias):
-            if own is not None:
-                own.zero_()
+        for bias in (self.gate_up_bias, self.down_bias):
+            if bias is not None:
+                bias.zero_()
         seed = int(torch.randint(2**48, (), device="cpu").item())
         first = self.group.rank * len(self.gate_up_proj)
+        weights = self.gate_up_proj, self.down_proj
+        drawn = [torch.empty(one.shape[1:], device=one.device, dtype=one.dtype) for one in weights]
+        parts = [_own_part(one) for one in weights]
         for local in range(len(self.gate_up_proj)):
+            if not any(local in experts for _, experts, _ in parts):
+                continue
             generator = torch.Generator(device=self.gate_up_proj.device).manual_seed(seed + first + local)
-            for weight in (self.gate_up_proj, self.down_proj):
-                bound = weight.shape[-1] ** -0.5
-                weight[local].uniform_(-bound, bound, generator=generator)
+            for whole, (own, experts, inner) in zip(drawn, parts, strict=True):
+                bound = whole.shape[-1] ** -0.5
+                whole.uniform_(-bound, bound, generator=generator)
+                if local in experts:
+                    own[local - experts.start].copy_(whole[inner])
 
     def forward(self, x: torch.Tensor, topk_ids: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
         """x [..., H] bf16, topk_ids [..., K] int32 or int64, probs [..., K] fp32 to y [..., H] bf16, as moe()."""

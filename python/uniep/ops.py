@@ -70,7 +70,8 @@ def _call(
     numerics = read_numerics(activation, router_weight, len(b1) > 0)
     options = texts, topk, limits, save, apart
     counts = len(w1), len(w2), len(b1), len(b2)
-    return Call(own, shape, *options, counts, numerics=numerics, layer=getattr(w2[0], "uniep_layer", ""))
+    layer = getattr(w2[0], "uniep_layer", "")
+    return Call(own, shape, *options, counts, numerics=numerics, layer=layer, places_anew=True)
 
 
 @torch.library.custom_op("uniep::forward", mutates_args=())
@@ -105,6 +106,7 @@ def forward(
     """
     schedules, limits, numerics = (schedule, backward_schedule), (rows, tokens), (activation, router_weight)
     call = _call(x, w1, w2, b1, b2, group, schedules, limits, save, topk, apart, *numerics)
+    call = call._replace(places_anew=keep)  # else there is no backward
     y, saved, _ = call.run(x, ids, probs, (*w1, *w2, *b1, *b2), keep)
     return y, saved if keep else x.new_empty(0, dtype=torch.uint8)
 

@@ -102,12 +102,18 @@ def _sum(tensors: list[torch.Tensor], group: dist.ProcessGroup) -> None:
 
 
 @torch.no_grad()
-def clip_grad_norm(module: torch.nn.Module, max_norm: float) -> torch.Tensor:
+def clip_grad_norm(module: torch.nn.Module, max_norm: float, pipeline: dist.ProcessGroup | None = None) -> torch.Tensor:
     """Scales gradients so that their norm is at most max_norm: torch.nn.utils.clip_grad_norm_() for sharded experts.
 
     The norm is that of one process with all experts, and the factor has the same bits on all ranks. Collective over the
-    groups of the experts; after average_expert_gradients(). Gradients of all other parameters must be equal on all
-    ranks, or DTensors. Works on main_grad where there is one, else on .grad.
+    groups of the experts and the pipeline; after average_expert_gradients(). Gradients of all other parameters must be
+    equal on all ranks that have them, or DTensors. Works on main_grad where there is one, else on .grad.
+
+    Args:
+        module: with all of this rank's parameters: of several stages a ModuleList of them.
+        max_norm: above 0.
+        pipeline: the process group of the ranks that have the model's stages, itself among them. A parameter that
+            several stages share counts once for each. None: this rank has the whole model.
 
     Returns:
         The norm before, fp32 without dimensions.
@@ -123,8 +129,10 @@ def clip_grad_norm(module: torch.nn.Module, max_norm: float) -> torch.Tensor:
     total = _squares(gradients)
     for one, group in _by_holder(module):
         mine = _expert_gradients(one)
-        total = total + _sum_over(group, _squares(mine)).to(total.device)
+        total = total + _sum_over(group.process_group, group.device, _squares(mine)).to(total.device)
         gradients += mine
+    if pipeline is not None:
+        total = _sum_over(pipeline, _device_of(module), total).to(total.device)
     norm = total.sqrt()
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
     for gradient in gradients:
@@ -192,13 +200,18 @@ def _squares(gradients: list[torch.Tensor]) -> torch.Tensor:
     return total
 
 
-def _sum_over(group: Group, value: torch.Tensor) -> torch.Tensor:
+def _sum_over(group: dist.ProcessGroup | None, device: torch.device, value: torch.Tensor) -> torch.Tensor:
     """Of the group's ranks. Added in rank order, so that replicas of the group have the same bits whatever their
     all_reduce does."""
-    if group.process_group is None or group.size == 1:
+    ranks = 1 if group is None else dist.get_world_size(group)
+    if ranks == 1:
         return value
-    on_gpu = "nccl" in str(dist.get_backend_config(group.process_group))
-    own = value.to(group.device if on_gpu else "cpu")
-    parts = [torch.empty_like(own) for _ in range(group.size)]
-    dist.all_gather(parts, own, group=group.process_group)
+    on_gpu = "nccl" in str(dist.get_backend_config(group))
+    own = value.to(device if on_gpu else "cpu")
+    parts = [torch.empty_like(own) for _ in range(ranks)]
+    dist.all_gather(parts, own, group=group)
     return torch.stack(parts).cumsum(0)[-1]
+
+
+def _device_of(module: torch.nn.Module) -> torch.device:
+    return next((one.device for one in module.parameters()), torch.device("cpu"))

@@ -32,6 +32,16 @@ _FAULTS = {
 }
 
 
+class Agreed(typing.NamedTuple):
+    """What backward depends on, so that the ranks have to agree on it in forward."""
+
+    save: str = "keep"
+    places_anew: bool = False  # it does in a compiled graph
+
+
+_PLAIN = Agreed()
+
+
 class Route:
     """One routing, placed: ids [T, K], or a map [T, E] of bool, and probs of that shape. The native transport.
 
@@ -55,7 +65,7 @@ class Route:
         probs: torch.Tensor,
         topk: int,
         capacity: tuple[int, int] | None,
-        save: str = "keep",
+        agreed: Agreed = _PLAIN,
     ) -> None:
         self.hidden, self.intermediate, self.experts = shape
         self.tokens, self.probs_width = ids.shape
@@ -101,7 +111,7 @@ class TorchRoute(Route):
         probs: torch.Tensor,
         topk: int,
         capacity: tuple[int, int] | None,
-        save: str = "keep",
+        agreed: Agreed = _PLAIN,
     ) -> None:
         self._group = group
         self._size = group.size
@@ -118,7 +128,8 @@ class TorchRoute(Route):
         self._shape = (tokens, topk)
         flat = ids.reshape(-1).long()
         sizes = hidden, intermediate, experts, topk, *(capacity or (0, 0))
-        self._agree(ids.device, [*fault, *sizes, tokens, list(SAVES).index(save)])
+        backward = list(SAVES).index(agreed.save), int(agreed.places_anew)
+        self._agree(ids.device, [*fault, *sizes, tokens, *backward])
 
         self._used = flat >= 0
         own = torch.where(self._used, flat, experts)
@@ -169,6 +180,7 @@ class TorchRoute(Route):
                 raise ValueError(f"save: {here} on rank {rank}, {first} on rank 0; must be equal on all ranks")
             if values[9] and values[10] > values[9]:
                 raise CapacityError(f"tokens: {values[10]} on rank {rank}; the capacity allows {values[9]}")
+        _check_graphs([bool(values[12]) for values in ranks])
 
     def _noted(self, kind: str) -> contextlib.AbstractContextManager[None]:
         return layer_stats.noted(self.spans, kind, self._group.device)
@@ -221,7 +233,7 @@ def place_routing(
     probs: torch.Tensor,
     topk: int,
     capacity: tuple[int, int] | None,
-    save: str = "keep",
+    agreed: Agreed = _PLAIN,
 ) -> Route:
     """Places a routing of a layer of shape (H, I, E) on the group's transport: ids or a map, and K. Collective.
 
@@ -229,7 +241,7 @@ def place_routing(
     """
     capture.check_call(group, capacity)
     kind = TorchRoute if group.transport == "torch" else Route
-    placed = kind(group, shape, ids, probs, topk, capacity, save)
+    placed = kind(group, shape, ids, probs, topk, capacity, agreed)
     late_errors.note_call(group, capacity)
     return placed
 
@@ -271,6 +283,19 @@ def _find_fault(ids: torch.Tensor, probs: torch.Tensor, experts: int) -> list[in
             token, slot = fault.nonzero()[0].tolist()
             return [number, token, slot, int(ids[token, slot])]
     raise AssertionError
+
+
+def _check_graphs(inside: list[bool]) -> None:
+    """Of every rank: whether its backward is in a graph and places anew, which is collective; others' does not."""
+    if all(inside) or not any(inside):
+        return
+    first, second = (
+        ", ".join(str(rank) for rank, one in enumerate(inside) if one is wanted) for wanted in (True, False)
+    )
+    raise ValueError(
+        f"torch.compile: this layer is in a graph on ranks {first}, and outside of graphs on ranks {second}; must be "
+        "alike on all: with fullgraph=True or dynamic=True no rank leaves its graph where it has compiled too often"
+    )
 
 
 def _check_capacity(counts: torch.Tensor, local: int, capacity: tuple[int, int]) -> None:

@@ -50,8 +50,14 @@ class UniEPGroupedExperts(GroupedExperts):  # type: ignore[misc]
     ) -> torch.Tensor:
         """x [T, D], topk_scores and topk_expert_ids [T, K] to [T, D] of x's type."""
         gate, down, up = (_local(weight).bfloat16() for weight in (self.w1_EFD, self.w2_EDF, self.w3_EFD))
-        y = moe(x.bfloat16(), topk_expert_ids, topk_scores.float(), (gate, up), down, group=group, **options)
-        return y.type_as(x)
+        # moe() refuses scores that are not finite, which a diverged run has, and a pipeline that runs a stage on
+        # memory of any content to learn shapes. As in torchtitan's layer these tokens become NaN: by a factor, so that
+        # their gradients do, too; 1 changes no bit of the others.
+        scores = topk_scores.float()
+        factor = torch.where(scores.isfinite().all(-1, keepdim=True), 1.0, torch.nan)
+        scores = scores.nan_to_num(0.0, 0.0, 0.0)
+        y = moe(x.bfloat16(), topk_expert_ids, scores, (gate, up), down, group=group, **options)
+        return (y * factor.type_as(y)).type_as(x)
 
 
 def _local(weight: torch.Tensor) -> torch.Tensor:

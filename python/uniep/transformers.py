@@ -8,6 +8,7 @@ Router, losses, parameters and checkpoints stay the model's. docs/transformers.m
 
 from __future__ import annotations
 
+import copy
 import typing
 
 import torch
@@ -62,7 +63,7 @@ def experts_forward(
         raise ValueError(
             f"{name}: {weight.dtype}; load the model with dtype=torch.bfloat16, or run it under torch.autocast"
         )
-    group = getattr(self, "uniep_group", None) or Group("self", device=hidden_states.device)
+    group = getattr(self, "uniep_group", None) or _own_group(hidden_states.device)
     options = dict(getattr(self, "uniep_options", {}))
     if getattr(self, "has_bias", False):
         options["router_weight"] = "output"  # it multiplies down_proj's bias, too
@@ -80,6 +81,12 @@ def experts_forward(
         activation=typing.cast(str, activation_of(self)),
         **options,
     ).type_as(hidden_states)
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _own_group(device: torch.device) -> Group:
+    """This process alone; in a graph made while that is compiled."""
+    return Group("self", device=device)
 
 
 def _is_interleaved(experts: torch.nn.Module) -> bool:
@@ -208,22 +215,25 @@ def shard_experts(model: torch.nn.Module, group: Group, **options: typing.Any) -
             raise ValueError("model: its experts are sharded already; gather_experts() undoes it")
         if count % group.size != 0:
             raise ValueError(f"group: {group.size} ranks; must divide the {count} experts of {type(experts).__name__}")
-    before = [experts.config._experts_implementation for experts in layers]  # type: ignore[union-attr]
-    for experts, implementation in zip(layers, before, strict=True):
+    configs: dict[int, typing.Any] = {}  # copies: other models may have been made of the same ones
+    for experts in layers:
         for name in _parameters(experts):
             whole = typing.cast(torch.nn.Parameter, getattr(experts, name))
             part = whole.detach().chunk(group.size)[group.rank].clone()
             setattr(experts, name, torch.nn.Parameter(part, requires_grad=whole.requires_grad))
         experts.uniep_group = group  # type: ignore[assignment]
         experts.uniep_options = options  # type: ignore[assignment]
-        experts.uniep_implementation = implementation
-        experts.config._experts_implementation = NAME  # type: ignore[union-attr]
+        config = experts.uniep_config = experts.config
+        if id(config) not in configs:
+            configs[id(config)] = copy.deepcopy(config)
+            configs[id(config)]._experts_implementation = NAME
+        experts.config = configs[id(config)]
     return len(layers)
 
 
 def gather_experts(model: torch.nn.Module) -> None:
-    """Undoes shard_experts(), for save_pretrained(): every rank has all experts again, and runs them as before.
-    Collective.
+    """Undoes shard_experts(), for save_pretrained(): every rank has all experts again, and runs them as the model's
+    experts_implementation says. Collective.
 
     Raises:
         ValueError: the experts are not sharded.
@@ -239,8 +249,8 @@ def gather_experts(model: torch.nn.Module) -> None:
                 parts = [torch.empty_like(part) for _ in range(group.size)]
                 dist.all_gather(parts, part.detach().contiguous(), group=group.process_group)
             setattr(experts, name, torch.nn.Parameter(torch.cat(parts), requires_grad=part.requires_grad))
-        experts.config._experts_implementation = experts.uniep_implementation  # type: ignore[union-attr]
-        del experts.uniep_group, experts.uniep_options, experts.uniep_implementation
+        experts.config = experts.uniep_config
+        del experts.uniep_group, experts.uniep_options, experts.uniep_config
 
 
 def _layers(model: torch.nn.Module) -> list[torch.nn.Module]:
