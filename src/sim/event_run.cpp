@@ -38,7 +38,8 @@ EventRun::EventRun(const Program& program, const MachineDescription& machine, co
 EventRun::Result EventRun::run() {
   for (int32_t rank = 0; rank < simulated_; ++rank) prepare_rank(rank);
   if (options_.one_rank) mirror_what_nobody_makes();
-  for (int32_t rank = 0; rank < simulated_; ++rank) push_event(machine_.begin_us(program_.ranks()), Kind::kLaunch, rank);
+  for (int32_t rank = 0; rank < simulated_; ++rank)
+    push_event(machine_.begin_us(program_.ranks()), Kind::kLaunch, rank);
   while (!events_.empty()) {
     const Event event = events_.top();
     events_.pop();

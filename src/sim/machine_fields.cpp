@@ -5,9 +5,9 @@
 namespace uniep::sim {
 
 // As files of earlier versions mean it.
-#define UNIEP_NUMBER_SINCE(version, section, key, unit, least, most, before, meaning)       \
-  NumberField {                                                                             \
-#section, #key, unit, least, most, false,                                               \
+#define UNIEP_NUMBER_SINCE(version, section, key, unit, least, most, before, meaning)             \
+  NumberField {                                                                                   \
+#section, #key, unit, least, most, false,                                                     \
         [](MachineDescription & m) -> double& { return m.section.key; }, meaning, version, before \
   }
 
@@ -26,7 +26,7 @@ std::span<const NumberField> number_fields() {
       UNIEP_NUMBER(clock, highest, "GHz", 0.01, 100, false, "highest clock"),
       UNIEP_NUMBER(clock, rest, "us", 0, 1e6, false, "rest between two calls at the power limit"),
       UNIEP_NUMBER_SINCE(2, clock, waiting, "1", 0, 1, 1,
-                        "share of a load that a tile is while no tensor core works on it"),
+                         "share of a load that a tile is while no tensor core works on it"),
       UNIEP_NUMBER_SINCE(3, clock, linked, "1", 0, 0.9, 0,
                          "share that the clock loses at the power limit where rows go between ranks"),
       UNIEP_NUMBER(copy, task, "us", 0, 1e6, false, "a dispatch task of one warp"),
@@ -46,7 +46,7 @@ std::span<const NumberField> number_fields() {
       UNIEP_NUMBER_SINCE(2, pipeline, latency, "us", 0, 1e6, 0, "until operands that are asked for begin to come"),
       UNIEP_NUMBER_SINCE(2, pipeline, busy, "us", 0, 1e6, 0, "more of that while all workers ask"),
       UNIEP_NUMBER_SINCE(2, pipeline, port, "bytes/cycle", 0, 1e6, 0,
-                        "operands into one worker at clock.highest; 0: no limit"),
+                         "operands into one worker at clock.highest; 0: no limit"),
       UNIEP_NUMBER(memory, bandwidth, "GB/s", 1, 1e6, false, "read and written"),
       UNIEP_NUMBER(memory, capacity, "GB", 0.001, 1e6, false, "of a rank"),
       UNIEP_NUMBER(memory, l2, "MB", 0, 1e6, false, "last cache before memory"),

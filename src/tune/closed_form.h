@@ -36,7 +36,7 @@ struct Problem {
   bool groups = false;          // combine_groups: rows are summed before they are sent
   int ranks = 1;
   double begin = 0;  // us from the call to the first copy
-  RankLoad load;  // of the busiest rank
+  RankLoad load;     // of the busiest rank
   const sim::MachineDescription* machine = nullptr;
   State state = State::kSustained;
   double workers = 1;
