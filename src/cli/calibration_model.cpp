@@ -154,6 +154,7 @@ bool follows_constant(const Program& program, sim::State state, const sim::Machi
   const bool dynamic = schedule.queue == QueueKind::kDynamic;
   const int raster = schedule.order.raster;
   if (key.starts_with("links") || key == "time.peers") return program.ranks() > 1;
+  if (key == "copy.chunk_remote") return program.ranks() > 1 && !on_sms;
   if (key == "clock.linked") return program.ranks() > 1 && !paused;
   if (key.starts_with("tiles")) return is_tile_of(machine, key, program.request().direction);
   if (key == "clock.limit" || key == "clock.rest") return !paused;

@@ -325,6 +325,14 @@ double EventRun::taken_from(const Agent& agent, double most) {
   return now;
 }
 
+// That a copy pulls from other ranks.
+int32_t EventRun::remote_rows(const Agent& agent, const CopyWork& work) const {
+  const PeerRows* const peers = costs_[agent.rank].peers();
+  int32_t rows = 0;
+  for (int32_t i = work.peers_begin; i < work.peers_end; ++i) rows += peers[i].peer == agent.rank ? 0 : peers[i].rows;
+  return rows;
+}
+
 double EventRun::copy_end(Agent& agent, double now) {
   const RankProgram& p = program(agent.rank);
   RankState& state = ranks_[agent.rank];
@@ -348,7 +356,8 @@ double EventRun::copy_end(Agent& agent, double now) {
   } else {
     const double share = state.started ? 1.0 : copy.alone;
     takes = share * copy.task + share * times_.warp_chunk * static_cast<double>(times_.chunks_of_row) *
-                                    (copy.chunk_in * work.rows_in + copy.chunk_out * work.rows_out);
+                                    (copy.chunk_in * work.rows_in + copy.chunk_remote * remote_rows(agent, work) +
+                                     copy.chunk_out * work.rows_out);
     if (agent.task.stage != Stage::kPull) takes += 0.5 * copy.push;
     takes *= times_.copy_clock / times_.copy_workers;
   }

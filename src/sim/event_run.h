@@ -108,6 +108,7 @@ class EventRun {
 
   // Tasks.
   void begin(int32_t agent, double now);
+  int32_t remote_rows(const Agent& agent, const CopyWork& work) const;
   double copy_end(Agent& agent, double now);
   void take_from_tiles(const Agent& agent, int32_t rows);
   double taken_from(const Agent& agent, double most);

@@ -96,15 +96,16 @@ struct Clock {
 
 // Copies by one warp of a worker, beside its tiles.
 struct WarpCopies {
-  double task = 0;         // us a dispatch task
-  double chunk_in = 0;     // us a chunk of 4096 bytes taken in
-  double chunk_out = 0;    // us a chunk of 4096 bytes put somewhere
-  double chunk_fixed = 0;  // share of a chunk's time that does not follow its size
-  double alone = 0;        // share of that time that it takes while no tiles run
-  double push = 0;         // us more a task under push
-  double send = 0;         // us a piece of 2048 bytes that a staged combine sends
-  double send_fixed = 1;   // share of that which does not follow its size
-  double ring = 0;         // of the time of a chunk of 4096 bytes, with a ring of three stages, what is latency
+  double task = 0;          // us a dispatch task
+  double chunk_in = 0;      // us a chunk of 4096 bytes taken in
+  double chunk_out = 0;     // us a chunk of 4096 bytes put somewhere
+  double chunk_remote = 0;  // us more a chunk of 4096 bytes that is pulled from another rank
+  double chunk_fixed = 0;   // share of a chunk's time that does not follow its size
+  double alone = 0;         // share of that time that it takes while no tiles run
+  double push = 0;          // us more a task under push
+  double send = 0;          // us a piece of 2048 bytes that a staged combine sends
+  double send_fixed = 1;    // share of that which does not follow its size
+  double ring = 0;          // of the time of a chunk of 4096 bytes, with a ring of three stages, what is latency
   double clocked =
       0;  // share of the time of copies that follows the clock; at Clock::limit, or ::pause, they are as here
   bool operator==(const WarpCopies&) const = default;

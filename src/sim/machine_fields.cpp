@@ -32,6 +32,7 @@ std::span<const NumberField> number_fields() {
       UNIEP_NUMBER(copy, task, "us", 0, 1e6, false, "a dispatch task of one warp"),
       UNIEP_NUMBER(copy, chunk_in, "us", 0, 1e6, false, "4096 bytes taken in by one warp"),
       UNIEP_NUMBER(copy, chunk_out, "us", 0, 1e6, false, "4096 bytes put somewhere by one warp"),
+      UNIEP_NUMBER_SINCE(3, copy, chunk_remote, "us", 0, 1e6, 0, "more for 4096 bytes from another rank"),
       UNIEP_NUMBER(copy, chunk_fixed, "1", 0, 1, false, "share of a chunk's time that does not follow its size"),
       UNIEP_NUMBER(copy, alone, "1", 0.01, 10, false, "share of the time that copies take while no tiles run"),
       UNIEP_NUMBER(copy, push, "us", 0, 1e6, false, "more a task under push"),

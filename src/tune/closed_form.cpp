@@ -200,9 +200,13 @@ DispatchPart dispatch_part(const Problem& problem, const Schedule& schedule) {
     const double scale = sim::chunk_share(copy, schedule.comm, bytes);
     const double pieces = std::ceil(bytes / schedule.comm.chunk_bytes);
     const double task = copy.task + (push ? copy.push : 0);
-    part.copy = tasks * task + scale * pieces * (copy.chunk_in * taken + copy.chunk_out * load.rows);
-    part.first =
-        copy.alone * (copy.task + scale * pieces * (kTileRows / parts) * (copy.chunk_in + copy.chunk_out * part.early));
+    double remote = 0;  // of the rows that are taken
+    for (const LevelRows& rows : load.levels) {
+      if (!push) remote += schedule.dispatch.dedup ? rows.dispatched_once : rows.dispatched;
+    }
+    const double in = copy.chunk_in + (taken > 0 ? copy.chunk_remote * remote / taken : 0);
+    part.copy = tasks * task + scale * pieces * (in * taken + copy.chunk_out * load.rows);
+    part.first = copy.alone * (copy.task + scale * pieces * (kTileRows / parts) * (in + copy.chunk_out * part.early));
   } else {
     const sim::PortCopies& port = machine.port;
     part.workers = schedule.comm.dispatch_sms;

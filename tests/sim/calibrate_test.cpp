@@ -51,7 +51,7 @@ tune::Calibration made_up(const MachineDescription& machine, int ranks) {
 }
 
 TEST(Calibrate, FindsOtherMachinesAndPredictsWhatWasHeldOut) {
-  const std::map<int, std::vector<uint64_t>> seeds = {{1, {3, 9}}, {2, {4}}};  // by ranks
+  const std::map<int, std::vector<uint64_t>> seeds = {{1, {3, 6}}, {2, {4}}};  // by ranks
   for (const auto& [ranks, of_ranks] : seeds) {
     double error = 0;
     for (const uint64_t seed : of_ranks) {

@@ -139,7 +139,7 @@ TEST(Machine, FilesOfVersion1MeanWhatTheyMeant) {
   json.erase("pipeline");
   for (const char* key : {"waiting", "linked"}) json["clock"].erase(key);
   json["time"].erase("peers");
-  for (const char* key : {"send_fixed", "ring", "clocked"}) json["copy"].erase(key);
+  for (const char* key : {"send_fixed", "ring", "clocked", "chunk_remote"}) json["copy"].erase(key);
   MachineDescription read = parse_machine(json.dump(), "old.json");
   for (const NumberField& field : number_fields()) {
     if (field.since == 1) continue;
