@@ -160,7 +160,7 @@ struct Slowdowns {
 
 struct Times {
   double begin = 0;         // us from the call to the first copy
-  double peers = 0;         // us more of that, and of the end, with several ranks
+  double peers = 0;         // us more of that with several ranks
   double launch = 0;        // us between two launches of a call
   double end = 0;           // us from the last sum to the end of the call on all ranks
   double flag = 0;          // us until who waits for a counter or flag goes on
