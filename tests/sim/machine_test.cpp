@@ -153,6 +153,20 @@ TEST(Machine, FilesOfVersion1MeanWhatTheyMeant) {
                [&] { parse_machine(json.dump(), "old.json"); });
 }
 
+TEST(Machine, FilesOfVersion2MeanWhatTheyMeant) {
+  Json json = Json::parse(default_text());
+  json["version"] = 2;
+  json["clock"].erase("linked");
+  json["copy"].erase("chunk_remote");
+  json["time"].erase("peers");
+  MachineDescription read = parse_machine(json.dump(), "old.json");
+  const MachineDescription& now = shipped_machine(kDefaultMachine);
+  EXPECT_GT(now.clock.linked * now.copy.chunk_remote * now.time.peers, 0);
+  EXPECT_EQ(read.clock.linked + read.copy.chunk_remote + read.time.peers, 0);
+  EXPECT_EQ(read.clock.waiting, now.clock.waiting);
+  EXPECT_NE(read.origin["time.peers"].from.find("version 2"), std::string::npos);
+}
+
 TEST(Machine, EveryNumberIsCheckedForPresenceUnitSourceAndRange) {
   for (const NumberField& field : number_fields()) {
     const std::string key = std::string(field.section) + "." + field.key;

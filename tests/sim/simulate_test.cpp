@@ -351,6 +351,36 @@ TEST(Simulate, TilesWaitForTheirOperands) {
   EXPECT_LT(over("tile.n=128,tile.cluster=1", "tile.n=128,tile.cluster=2"), 1.04);
 }
 
+// Several ranks lose clock where power limits it, begin later, and pull chunks more slowly than one alone.
+TEST(Simulate, SeveralRanksLoseToOne) {
+  MachineDescription machine = shipped_machine("h200");
+  machine.clock.linked = machine.time.peers = machine.copy.chunk_remote = 0;
+  const SizedLayer one(kQwen, 1, 2048), two(kQwen, 2, 2048);
+  const Simulated alone = one.run(machine), before = two.run(machine);
+  const double pushed = two.run(machine, "dispatch.transport=push").ms;
+  const SimulateOptions paused{.state = State::kPaused};
+  const double rested = two.run(machine, "auto", paused).ms;
+
+  MachineDescription linked = machine;
+  linked.clock.linked = 0.1;
+  EXPECT_NEAR(clock_of(linked.clock, {}, 0.95, 5000, true) / clock_of(linked.clock, {}, 0.95, 5000, false), 0.9, 1e-9);
+  EXPECT_LT(two.run(linked).clock_ghz, 0.97 * before.clock_ghz);
+  EXPECT_EQ(two.run(linked, "auto", paused).ms, rested);
+  EXPECT_EQ(one.run(linked).ms, alone.ms);
+
+  MachineDescription later = machine;
+  later.time.peers = 100;
+  EXPECT_NEAR(two.run(later, "auto", paused).ms - rested, 0.1, 0.01);
+  EXPECT_EQ(one.run(later).ms, alone.ms);
+
+  MachineDescription remote = machine;
+  remote.copy.chunk_remote = 10;
+  const auto busy = [](const Simulated& call) { return call.stages.at("dispatch").busy_ms; };
+  EXPECT_GT(busy(two.run(remote)), 1.2 * busy(before));
+  EXPECT_EQ(two.run(remote, "dispatch.transport=push").ms, pushed);
+  EXPECT_EQ(one.run(remote).ms, alone.ms);
+}
+
 // At the power limit a call follows its own load at once and that of the calls beside it over seconds.
 TEST(Simulate, CallsThatTakeTurnsShareAPowerLimit) {
   const Clock& clock = shipped_machine("h200").clock;
