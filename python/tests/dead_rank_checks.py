@@ -20,10 +20,9 @@ TIMEOUT_S = 3
 
 def main(rank: int, ranks: int, file: str, how: str, where: str) -> None:
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", f"file://{file}", datetime.timedelta(seconds=TIMEOUT_S), world_size=ranks, rank=rank
-    )
-    group = uniep.Group(transport="torch")
+    dist.init_process_group("gloo", f"file://{file}", datetime.timedelta(minutes=1), world_size=ranks, rank=rank)
+    dist.barrier()  # whose imports took longer is waited for; the short limit is that of the layers
+    group = uniep.Group(dist.new_group(timeout=datetime.timedelta(seconds=TIMEOUT_S)), transport="torch")
     layer = make_layer([8] * ranks, experts=2 * ranks)
     w1, w2 = (weight.requires_grad_() for weight in layer.local(rank, ranks))
 

@@ -118,6 +118,14 @@ def check_checkpointing(rank: int, ranks: int) -> None:
         y = checkpoint(uniep.moe, x, layer.ids[rank], probs, w1, w2, use_reentrant=reentrant)
         y.backward(layer.dy[rank])
         assert_same(Result(y.detach(), x.grad, probs.grad, w1.grad, w2.grad), expected)
+    layer = make_layer([40 + rank for rank in range(ranks)])
+    first = layer.ids[rank].roll(1, 0).contiguous()  # rows of a rank's experts as many, and of other tokens
+    expected, order = expected_of_rank(layer, rank, ranks), [first, layer.ids[rank]]
+    x, probs = layer.x[rank].clone().requires_grad_(), layer.probs[rank].clone().requires_grad_()
+    w1, w2 = (weight.requires_grad_() for weight in layer.local(rank, ranks))
+    y = checkpoint(lambda x, *more: uniep.moe(x * 1, order.pop(0), *more), x, probs, w1, w2, use_reentrant=False)
+    y.backward(layer.dy[rank])
+    assert_same(Result(expected.y, x.grad, probs.grad, w1.grad, w2.grad), expected)
 
 
 def check_compiled(rank: int, ranks: int) -> None:
@@ -357,6 +365,7 @@ def check_stats_of_a_rank_that_waits(rank: int, ranks: int) -> None:
     send, late = TorchRoute.send, 0.1
 
     def send_late(self, x):
+        dist.barrier()  # the others wait for this rank, and it for none of them
         time.sleep(late if rank == 0 else 0)
         return send(self, x)
 

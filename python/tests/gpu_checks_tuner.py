@@ -136,7 +136,7 @@ def check_tuner(world):
 def seconds_of_calls(world, measurement, pairs):
     """Medians of forward and backward under each pair of Schedules, on the slowest rank: by the host's clock, many
     calls of a kind behind each other, the kinds in turn, so that queueing a call is hidden by the one before."""
-    calls, rounds = (2, 3) if world.cpu else (20, 8)
+    calls, rounds = (2, 15) if world.cpu else (20, 8)
     times = {pair: [] for pair in pairs}
     for number in range(rounds + 1):
         for pair in pairs:

@@ -80,6 +80,37 @@ def test_inside_of_checkpoint(save, capacity, backend):
     assert_same(run_compiled(layer, block, backend), run_moe(layer, 0, layer.local(0, 1)))
 
 
+@pytest.mark.parametrize("save", ["keep", "recompute"])
+@pytest.mark.parametrize("option", ["capacity", "main_grad", "no_grad", None])
+def test_inductor_parts_its_cuda_graphs_around_calls_that_they_can_not_hold(save, option):
+    """Around ops with outputs of unknown sizes, which all of a layer without a capacity have."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    layer, parts = make_layer([40]), []
+
+    def note(graph, _):
+        nodes = [node for node in graph.graph.nodes if "uniep." in str((node.target, *node.args[:1]))]
+        parts.extend(bool(node.meta.get("unbacked_bindings")) for node in nodes if node.op == "call_function")
+        return graph.forward
+
+    w1, w2 = (weight.requires_grad_() for weight in layer.local(0, 1))
+    options = {"save": save}
+    if option == "capacity":
+        options["capacity"] = (4096, 64)
+    if option == "main_grad":
+        options["main_grad"] = torch.zeros(w1.shape), torch.zeros(w2.shape)
+    backend = aot_autograd(fw_compiler=note, bw_compiler=note)
+    run = torch.compile(lambda *given: uniep.moe(*given, **options), backend=backend, fullgraph=True)
+    with torch.set_grad_enabled(option != "no_grad"):
+        y = run(layer.x[0], layer.ids[0], layer.probs[0], w1, w2)
+    if option != "no_grad":
+        y.backward(layer.dy[0])
+    assert parts == [option != "capacity"] * (1 if option == "no_grad" else 2)
+    if hasattr(torch.Tag, "cudagraph_unsafe"):
+        exchange = torch.ops.uniep.place, torch.ops.uniep.dispatch, torch.ops.uniep.combine
+        assert all(torch.Tag.cudagraph_unsafe in op.default.tags for op in exchange)
+
+
 def test_selective_checkpointing_keeps_the_op():
     """A policy that names uniep::forward: it runs once, and twice where the policy does not."""
     from torch.utils.checkpoint import create_selective_checkpoint_contexts

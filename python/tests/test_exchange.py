@@ -88,6 +88,14 @@ def test_gradients_are_each_others_forward(tokens):
     assert same_bits(got, uniep.dispatch(layer.dy[0], plan)[0])
 
 
+def test_counts_are_on_the_host_whatever_torchs_default_device_is():
+    layer = make_layer([40])
+    expected = uniep.place(layer.ids[0], layer.probs[0], 8, 64).counts
+    with torch.device("meta"):
+        plan = uniep.place(layer.ids[0], layer.probs[0], 8, 64, group=uniep.Group())
+    assert torch.equal(plan.counts, expected)
+
+
 def test_errors():
     layer = make_layer([8])
     ids, probs = layer.ids[0], layer.probs[0]

@@ -16,6 +16,8 @@ import torch.utils._python_dispatch
 from torch.utils.checkpoint import checkpoint
 
 import uniep
+import uniep.call
+import uniep.engine
 from layers import (
     Layer,
     assert_same,
@@ -334,13 +336,51 @@ def test_a_placement_goes_with_its_backward():
     layer = make_layer([8])
     x = layer.x[0].requires_grad_()
     y = uniep.moe(x, layer.ids[0], layer.probs[0], layer.w1, layer.w2)
-    route = weakref.ref(y.grad_fn.route)
+    route = weakref.ref(y.grad_fn.ticket.held)
     y.sum().backward(retain_graph=True)
     assert route() is not None
     y.sum().backward()
     assert route() is None
     with pytest.raises(RuntimeError, match="second time"):
         y.sum().backward()
+
+
+def test_a_backward_that_failed_can_be_run_again(monkeypatch):
+    layer = make_layer([8])
+    expected = run_moe(layer, 0, layer.local(0, 1))
+    x = layer.x[0].clone().requires_grad_()
+    y = uniep.moe(x, layer.ids[0], layer.probs[0], layer.w1, layer.w2)
+    with monkeypatch.context() as patch, pytest.raises(uniep.CapacityError, match="this once"):
+        patch.setattr(uniep.engine.Engine, "backward", failing)
+        y.backward(layer.dy[0])
+    y.backward(layer.dy[0])
+    assert same_bits(x.grad, expected.dx)
+
+
+def failing(*_arguments, **_options):
+    raise uniep.CapacityError("this once")
+
+
+def test_weight_gradients_that_nobody_asks_for_are_not_made(monkeypatch):
+    layer = make_layer([40])
+    expected = run_moe(layer, 0, layer.local(0, 1))
+    x, (w1, w2) = layer.x[0].clone().requires_grad_(), (one.requires_grad_() for one in layer.local(0, 1))
+    made, run = [], uniep.call.Call.run_backward
+
+    def noted(self, route, saved, x, dy, weights, dw1, dw2, *more, **options):
+        made.append((dw1 is not None, dw2 is not None))
+        return run(self, route, saved, x, dy, weights, dw1, dw2, *more, **options)
+
+    monkeypatch.setattr(uniep.call.Call, "run_backward", noted)
+    y = uniep.moe(x, layer.ids[0], layer.probs[0], w1, w2)
+    wanted = {"x": x, "w2": w2, "w1": w1}
+    for names in (("x",), ("x", "w2"), ("w1",), ("w1", "w2")):
+        leaves = [wanted[name] for name in names]
+        for name, got in zip(names, torch.autograd.grad(y, leaves, layer.dy[0], retain_graph=True), strict=True):
+            assert same_bits(got, getattr(expected, f"d{name}"))
+    y.backward(layer.dy[0])
+    assert made == [(False, False), (False, True), (True, False), (True, True), (True, True)]
+    assert_same(type(expected)(y.detach(), x.grad, expected.dprobs, w1.grad, w2.grad), expected)
 
 
 class _Tensors(torch.utils._python_dispatch.TorchDispatchMode):

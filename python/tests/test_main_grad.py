@@ -4,8 +4,10 @@ import types
 
 import pytest
 import torch
+import torch._dynamo
 
 import uniep
+import uniep.layer
 from layers import make_layer, same_bits
 
 
@@ -125,6 +127,17 @@ def test_zero_gradients_stay_zero_where_autograd_added_to_one():
         assert not any(weight.grad.any() for weight in others)
 
 
+def test_zero_gradients_of_two_streams_are_apart(monkeypatch):
+    """On the second one the first one's may not be zero yet. Here no GPU has streams: torch is told to say so."""
+    streams = iter([1, 1, 2])
+    monkeypatch.setattr(uniep.layer, "_zeros", {})
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda _index: next(streams), raising=False)
+    monkeypatch.setattr(torch, "zeros_like", lambda weight, **_: torch.zeros(weight.shape))
+    weight = types.SimpleNamespace(shape=(2, 3), dtype=torch.bfloat16, device=torch.device("cuda", 0))
+    first, second, other = (uniep.layer._zeros_of(weight) for _ in range(3))
+    assert first is second and other is not first
+
+
 @pytest.mark.parametrize("param", [True, False])
 def test_gradients_of_other_tensors_add_nothing(param):
     layer = make_layer([64])
@@ -150,6 +163,54 @@ def test_one_frozen_weight():
     w2.main_grad = torch.zeros(w2.shape)
     uniep.moe(layer.x[0], layer.ids[0], layer.probs[0], layer.w1, w2, main_grad="param").backward(layer.dy[0])
     assert same_bits(w2.main_grad, expected[1])
+
+
+def test_one_memory_for_two_experts_is_an_error():
+    layer = make_layer([8])
+    w2 = list(layer.w2)
+    shared, *others = (torch.nn.Parameter(one.clone()) for one in layer.w1)
+    for weight in (shared, *others):
+        weight.main_grad = torch.zeros(weight.shape)
+    y = uniep.moe(layer.x[0], layer.ids[0], layer.probs[0], [shared, shared, *others[1:]], w2, main_grad="param")
+    message = "main_grad: the same memory for two experts of w1; must be different for each expert"
+    with pytest.raises(ValueError, match=message):
+        y.backward(layer.dy[0])
+    sums = [one.main_grad for one in (shared, *others)], [torch.zeros(w2[0].shape)] * 8
+    with pytest.raises(ValueError, match=message.replace("w1", "w2")):
+        uniep.moe(layer.x[0], layer.ids[0], layer.probs[0], [shared, *others], w2, main_grad=sums)
+
+
+def test_param_where_autocast_copies_the_weights():
+    """Parameters have main_grad, and copies have not; tensors serve both."""
+    layer = make_layer([64])
+    expected = exact(layer)
+    weights = [torch.nn.Parameter(one.float()) for one in layer.local(0, 1)]
+    for weight in weights:
+        weight.main_grad = torch.zeros(weight.shape)
+
+    def call(main_grad):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return uniep.moe(layer.x[0], layer.ids[0], layer.probs[0], *weights, main_grad=main_grad)
+
+    message = r"w1: torch.float32, and autocast makes copies.*give main_grad=\(w1.main_grad, w2.main_grad\)"
+    with pytest.raises(ValueError, match=message):
+        call("param")
+    call(tuple(weight.main_grad for weight in weights)).backward(layer.dy[0])
+    assert all(same_bits(weight.main_grad, one) for weight, one in zip(weights, expected, strict=True))
+
+
+def test_param_without_gradients_needs_no_main_grad():
+    layer = make_layer([64])
+    weights = [torch.nn.Parameter(one) for one in layer.local(0, 1)]
+    given = layer.x[0], layer.ids[0], layer.probs[0], *weights
+
+    def call(*tensors):
+        return uniep.moe(*tensors, main_grad="param")
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        for run in (call, torch.compile(call, backend="aot_eager", fullgraph=True)):
+            assert same_bits(run(*given), uniep.moe(*given))
 
 
 def test_errors():

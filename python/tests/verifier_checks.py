@@ -10,6 +10,7 @@ import tempfile
 
 import torch
 import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
 
 import uniep
 from conftest import BUILD
@@ -92,6 +93,24 @@ def check_no_false_alarm(rank: int, ranks: int) -> None:
                     counts["main_grad"] += 1
                 assert not verifier.step()
     assert all(counts.values()), counts
+
+
+def check_a_checkpoint_that_routes_otherwise(rank: int, ranks: int) -> None:
+    layer = make_layer([40 + rank for rank in range(ranks)])
+    x, ids = layer.x[rank].clone().requires_grad_(), layer.ids[rank]
+    weights = [weight.requires_grad_() for weight in layer.local(rank, ranks)]
+    directions = []
+    with uniep.Verifier(every=1, budget=1) as verifier:
+        for _ in range(4):
+            order = [ids, ids.roll(1, 0).contiguous()]
+
+            def block(x, order=order):
+                return uniep.moe(x * 1, order.pop(0), layer.probs[rank], *weights)
+
+            checkpoint(block, x, use_reentrant=False).backward(layer.dy[rank])
+            directions.append(verifier._noted.direction)
+            assert not verifier.step()
+    assert set(directions) == {"forward", "backward"}
 
 
 def check_maps_and_halves(rank: int, ranks: int) -> None:

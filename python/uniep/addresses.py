@@ -14,6 +14,20 @@ Addresses = tuple[int | None, int | None, int | None, int | None, typing.Any]
 NOWHERE: Addresses = (None, None, None, None, None)
 
 
+_ALIGNMENT = 16  # that GPUs ask of rows and of matrices
+
+
+def aligned(tensor: torch.Tensor) -> torch.Tensor:
+    """A contiguous tensor where GPUs take it: itself, or a copy."""
+    return tensor if tensor.data_ptr() % _ALIGNMENT == 0 else tensor.clone()
+
+
+def check_apart(tensors: Sequence[torch.Tensor], name: str) -> None:
+    """Raises ValueError where two gradients would be added to the same memory at once."""
+    if len({tensor.data_ptr() for tensor in tensors}) != len(tensors):
+        raise ValueError(f"main_grad: the same memory for two experts of {name}; must be different for each expert")
+
+
 class Weights(typing.NamedTuple):
     """Of weights or of their gradients."""
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from uniep import late_errors, library, rerun, trials
-from uniep.addresses import addresses
+from uniep.addresses import addresses, aligned
 from uniep.engine import text_of
 from uniep.group import Group
 from uniep.layer_stats import spans, watch
@@ -126,7 +126,9 @@ class Call(typing.NamedTuple):
             verifier.before_backward(self, dw1, dw2)
         route.spans = spans()
         (dprobs, rows, x_rows), more = self.made(lambda: self._backward_inputs(route, dy, x), (dy, dy, x))
-        lacking = lacking or more
+        given = weights  # copies of hooks may lie anywhere
+        weights, no_copy = self.made(lambda: [aligned(weight) for weight in given], given)
+        lacking = lacking or more or no_copy
         trial = trials.plan(self, "backward", route)
         schedules = self.schedules if trial.schedule is None else (self.schedules[0], trial.schedule)
         with watch(self, "backward", route), trial:
@@ -171,10 +173,10 @@ class Call(typing.NamedTuple):
 
 
 def rows_of(tensor: torch.Tensor) -> torch.Tensor:
-    """[..., columns] as contiguous [T, columns]."""
+    """[..., columns] as contiguous [T, columns], where GPUs take it: a dy may be a view into a larger gradient."""
     if tensor.dim() != 2:
         tensor = tensor.reshape(-1, tensor.shape[-1])
-    return tensor if tensor.is_contiguous() else tensor.contiguous()
+    return aligned(tensor if tensor.is_contiguous() else tensor.contiguous())
 
 
 def shaped(tensor: torch.Tensor, shape: torch.Size) -> torch.Tensor:

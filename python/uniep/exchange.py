@@ -7,6 +7,7 @@ import typing
 
 import torch
 
+from uniep import tickets
 from uniep.arguments import Capacity, check_probs, checked_capacity, checked_topk, default_group
 from uniep.derivatives import differentiable_once
 from uniep.exchange_ops import describe, place_exchange, to_rows, to_tokens
@@ -186,26 +187,39 @@ def _check_rows(tensor: torch.Tensor, name: str, shape: list[int], plan: Plan) -
         raise ValueError(f"{name}: on {tensor.device}; must be on the group's device, {plan.group.device}")
 
 
+def _keep(ctx: typing.Any, plan: Plan) -> None:
+    ctx.ticket, number = tickets.issue(plan)
+    ctx.save_for_backward(number)
+
+
+def _kept(ctx: typing.Any) -> Plan:
+    """The plan by which the rows lie that other backwards have from saved tensors."""
+    (number,) = ctx.saved_tensors
+    return typing.cast(Plan, tickets.held_beside(number, ctx.ticket))
+
+
 class _Dispatch(torch.autograd.Function):
     @staticmethod
     def forward(ctx: typing.Any, plan: Plan, x: torch.Tensor, probs: torch.Tensor):  # type: ignore[no-untyped-def]
-        ctx.plan = plan
+        _keep(ctx, plan)
         return to_rows(plan.group, plan.route, x, with_probs=True)
 
     @staticmethod
     @differentiable_once
     def backward(ctx: typing.Any, drows: torch.Tensor, drow_probs: torch.Tensor):  # type: ignore[no-untyped-def]
-        dx, dprobs = to_tokens(ctx.plan.group, ctx.plan.route, drows, drow_probs)
+        plan = _kept(ctx)
+        dx, dprobs = to_tokens(plan.group, plan.route, drows, drow_probs)
         return None, dx if ctx.needs_input_grad[1] else None, dprobs if ctx.needs_input_grad[2] else None
 
 
 class _Combine(torch.autograd.Function):
     @staticmethod
     def forward(ctx: typing.Any, plan: Plan, rows: torch.Tensor):  # type: ignore[no-untyped-def]
-        ctx.plan = plan
+        _keep(ctx, plan)
         return to_tokens(plan.group, plan.route, rows, None)[0]
 
     @staticmethod
     @differentiable_once
     def backward(ctx: typing.Any, dy: torch.Tensor):  # type: ignore[no-untyped-def]
-        return None, to_rows(ctx.plan.group, ctx.plan.route, dy, with_probs=False)[0]
+        plan = _kept(ctx)
+        return None, to_rows(plan.group, plan.route, dy, with_probs=False)[0]

@@ -7,12 +7,15 @@ import typing
 import torch
 
 from uniep import capture, late_errors
+from uniep.call import rows_of
 from uniep.group import Group, find_group
 from uniep.ops import new_size
 from uniep.routes import Route, place_routing
 from uniep.rows import padded
 
 _NO_INTERMEDIATE = 8  # a legal one: the exchange has none
+# Inductor parts its CUDA graphs around such ops, which place_exchange() refuses there.
+_OPTIONS: typing.Any = {"tags": [torch.Tag.cudagraph_unsafe]} if hasattr(torch.Tag, "cudagraph_unsafe") else {}
 
 
 def place_exchange(
@@ -42,7 +45,7 @@ def describe(group: Group, route: Route, experts: int) -> tuple[int, torch.Tenso
         ends.append(begin + padded(count))
     return (
         engine.rank_rows(route.placement),
-        torch.tensor(counts, dtype=torch.int64),
+        torch.tensor(counts, dtype=torch.int64, device="cpu"),  # whatever torch's default is
         torch.tensor(ends, dtype=torch.int32, device=group.device),
     )
 
@@ -50,7 +53,7 @@ def describe(group: Group, route: Route, experts: int) -> tuple[int, torch.Tenso
 def to_rows(group: Group, route: Route, x: torch.Tensor, with_probs: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
     """x [T, H] as rows [R, H] and, if asked for, row_probs [R]. Collective."""
     late_errors.note_call(group, None)
-    return group.engine.dispatch(route.config(), route.placement, route.send(x.contiguous()), with_probs)
+    return group.engine.dispatch(route.config(), route.placement, route.send(rows_of(x)), with_probs)
 
 
 def to_tokens(
@@ -59,7 +62,7 @@ def to_tokens(
     """rows [R, H] as sums [T, H] and, with row_dprobs [R], dprobs in the shape of probs. Collective."""
     late_errors.note_call(group, None)
     given = None if row_dprobs is None else row_dprobs.contiguous()
-    y, dprobs = group.engine.combine(route.config(), route.placement, route.engine_tokens, rows.contiguous(), given)
+    y, dprobs = group.engine.combine(route.config(), route.placement, route.engine_tokens, rows_of(rows), given)
     return route.sum_slots(y), None if dprobs is None else route.gather_probs(dprobs)
 
 
@@ -70,7 +73,7 @@ def _placed(
     return own, place_exchange(own, hidden, experts, ids, probs, topk, limits if limits[0] > 0 else None)
 
 
-@torch.library.custom_op("uniep::place", mutates_args=())
+@torch.library.custom_op("uniep::place", mutates_args=(), **_OPTIONS)
 def place(
     ids: torch.Tensor,
     probs: torch.Tensor,
@@ -94,7 +97,7 @@ def _(ids, probs, hidden, experts, topk, group, most_rows, most_tokens):  # type
     return counts, probs.new_empty(local, dtype=torch.int32), probs.new_empty((new_size(), 0))
 
 
-@torch.library.custom_op("uniep::dispatch", mutates_args=())
+@torch.library.custom_op("uniep::dispatch", mutates_args=(), **_OPTIONS)
 def dispatch(
     x: torch.Tensor,
     ids: torch.Tensor,
@@ -119,7 +122,7 @@ def _(x, ids, probs, rows, experts, topk, group, most_rows, most_tokens):  # typ
     return x.new_empty((rows, x.shape[1])), probs.new_empty(rows)
 
 
-@torch.library.custom_op("uniep::combine", mutates_args=())
+@torch.library.custom_op("uniep::combine", mutates_args=(), **_OPTIONS)
 def combine(
     rows: torch.Tensor,
     ids: torch.Tensor,

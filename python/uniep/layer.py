@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
-from uniep import capture, ops, schedules
+from uniep import capture, ops, schedules, tickets
+from uniep.addresses import check_apart
 from uniep.arguments import Capacity, GateAndUp, Given, Tensors, cast_to_bf16, flat, gate_and_up, is_tensor, validated
 from uniep.call import Call, shaped
 from uniep.derivatives import differentiable_once
@@ -107,6 +108,8 @@ def moe(
         options |= {"topk": topk, "grad_dtype": grad_dtype, "activation": activation, "router_weight": router_weight}
         return _moe_outside_of_graphs(x, topk_ids, probs, w1, w2, b1=b1, b2=b2, main_grad=main_grad, **options)
     if (compiling or torch._C._is_any_autocast_enabled()) and torch.is_autocast_enabled(x.device.type):
+        if main_grad == "param" and torch.is_grad_enabled():
+            _check_not_cast(w1, w2, b1, b2)
         x = x.to(torch.bfloat16)
         w1, w2 = cast_to_bf16(w1), cast_to_bf16(w2)
         b1, b2 = None if b1 is None else cast_to_bf16(b1), None if b2 is None else cast_to_bf16(b2)
@@ -139,7 +142,8 @@ def _run_in_graph(
     keep = torch.is_grad_enabled() and any(
         one.requires_grad for one in (x, probs, first[0], second[0], *third[:1], *fourth[:1])
     )
-    sums, marks = _main_grad_in_graph(main_grad, parts, apart), main_grad == "param"
+    marks = main_grad == "param"
+    sums = _main_grad_in_graph(main_grad, parts, apart) if keep or not marks else []
     options = save, topk, apart, activation, router_weight
     return ops.run_forward(
         x, ids, probs, first, second, third, fourth, sums, group.name, texts, capacity, *options, marks, keep
@@ -192,8 +196,9 @@ class _Moe(torch.autograd.Function):
         keep = True in ctx.needs_input_grad
         y, saved, route = call.run(x, ids, probs, weights, keep)
         if keep:
-            ctx.call, ctx.probs_shape, ctx.route = call, probs.shape, route
-            ctx.save_for_backward(x if call.sends_x else None, saved, *weights)
+            ctx.call, ctx.probs_shape = call, probs.shape
+            ctx.ticket, number = tickets.issue(route)
+            ctx.save_for_backward(number, x if call.sends_x else None, saved, *weights)
         return y
 
     @staticmethod
@@ -203,20 +208,17 @@ class _Moe(torch.autograd.Function):
 
 def _backward(ctx: typing.Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     call: Call = ctx.call
-    x, saved, *weights = ctx.saved_tensors
-    route, dy = ctx.route, waited_for(dy)
-    if not _keeps_graph():  # as saved tensors go
-        ctx.route = None
+    number, x, saved, *weights = ctx.saved_tensors
+    route, dy = tickets.held_beside(number, ctx.ticket), waited_for(dy)
     need = ctx.needs_input_grad
     parts = call.parts(weights)
     starts = [4 + sum(map(len, parts[:which])) for which in range(4)]
     wanted = [bool(part) and need[start] for part, start in zip(parts, starts, strict=True)]
-    if call.main_grad is not None:
-        nodes = ctx.next_functions  # of tensors alone, so without that of `call`
-        wanted = [
-            one and any(_is_run(node) for node, _ in nodes[start - 1 : start - 1 + len(part)])
-            for one, start, part in zip(wanted, starts, parts, strict=True)
-        ]
+    nodes = ctx.next_functions  # of tensors alone, so without that of `call`
+    wanted = [
+        one and any(_is_run(node) for node, _ in nodes[start - 1 : start - 1 + len(part)])
+        for one, start, part in zip(wanted, starts, parts, strict=True)
+    ]
     made: list[list[torch.Tensor] | None] = [None] * 4
     lacking = ""
     for which, part in enumerate(parts):
@@ -227,6 +229,8 @@ def _backward(ctx: typing.Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, .
             kind = torch.float32 if call.main_grad is not None else call.grad_dtype
             made[which] = [torch.zeros_like(weight, dtype=kind) for weight in part]
     dx, dprobs = call.run_backward(route, saved, x, dy, weights, *made, lacking=lacking)
+    if not _keeps_graph():  # as saved tensors go, and as they not where this has raised
+        ctx.ticket = None
     return (
         None,
         dx if need[1] else None,
@@ -278,6 +282,16 @@ def _is_fetched(*given: GateAndUp | None) -> bool:
         if weights is not None
         for one in flat(weights)
     )
+
+
+def _check_not_cast(*given: GateAndUp | None) -> None:
+    for name, weights in zip(_NAMES, given, strict=True):
+        for weight in () if weights is None else flat(weights):
+            if weight.dtype != torch.bfloat16 and weight.requires_grad:
+                raise ValueError(
+                    f"{name}: {weight.dtype}, and autocast makes copies, which have no main_grad; with "
+                    "main_grad='param' must be torch.bfloat16, or give main_grad=(w1.main_grad, w2.main_grad)"
+                )
 
 
 def _main_grad_in_graph(
@@ -332,7 +346,9 @@ def _returned(call: Call, which: int, gradients: list[torch.Tensor] | None) -> S
 
 
 def _zeros_of(weight: torch.Tensor) -> torch.Tensor:
-    key = (weight.shape, weight.dtype, weight.device)
+    device = weight.device  # and on another stream it may not be zero yet
+    stream = torch._C._cuda_getCurrentRawStream(device.index) if device.type == "cuda" else 0
+    key = (weight.shape, weight.dtype, device, stream)
     found = _zeros.get(key)
     if found is None or found._version != 0:  # autograd added another gradient to one that it had been given
         found = torch.zeros_like(weight, requires_grad=False)
@@ -392,3 +408,5 @@ def _check_main_grad(main_grads: Sequence[torch.Tensor], weights: Sequence[torch
                 f"main_grad: shape {list(main_grad.shape)}, strides {main_grad.stride()} on {main_grad.device} for "
                 f"{name}; must be {list(weight.shape)}, contiguous, on {weight.device}"
             )
+    if not torch.compiler.is_compiling():
+        check_apart(main_grads, name)

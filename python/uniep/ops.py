@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import torch
 from torch._library.fake_impl import allocate_size
 
+from uniep.addresses import check_apart
 from uniep.call import Call
 from uniep.group import find_group
 from uniep.numerics import is_gated, read_numerics
@@ -134,13 +135,19 @@ def _(  # type: ignore[no-untyped-def]
     marks,
     keep,
 ):
-    if not keep or save == "recompute":  # nothing is kept
-        size: int | torch.SymInt = 0
-    elif rows > 0 and find_group(group).transport == "native":
-        size = _saved_bytes(rows, x.shape[-1], (2 if is_gated(activation) else 1) * w2[0].shape[-1], save)
+    if not _may_be_captured(group, rows):
+        size: int | torch.SymInt = new_size()
+    elif not keep or save == "recompute":  # nothing is kept
+        size = 0
     else:
-        size = new_size()
+        size = _saved_bytes(rows, x.shape[-1], (2 if is_gated(activation) else 1) * w2[0].shape[-1], save)
     return x.new_empty(x.shape), x.new_empty(size, dtype=torch.uint8)
+
+
+def _may_be_captured(group: str, rows: int) -> bool:
+    """Whether CUDA graphs hold the calls. Of others each op has an output of a size that nobody knows before, around
+    which Inductor parts its CUDA graphs."""
+    return rows > 0 and find_group(group).transport == "native"
 
 
 def new_size() -> torch.SymInt:
@@ -196,8 +203,16 @@ def backward(
     router_weight: str,
     need_w1: bool,
     need_w2: bool,
-) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
-    """dx, dprobs, dw1, dw2, db1 and db2; x with save="redispatch" and "recompute".
+) -> tuple[
+    torch.Tensor,
+    torch.Tensor,
+    list[torch.Tensor],
+    list[torch.Tensor],
+    list[torch.Tensor],
+    list[torch.Tensor],
+    torch.Tensor,
+]:
+    """dx, dprobs, dw1, dw2, db1, db2, and no elements; x with save="redispatch" and "recompute".
 
     Those of w1 and b1 have no entries where neither is needed, those of w2 and b2 likewise.
     """
@@ -209,7 +224,7 @@ def backward(
     dw1, dw2, db1, db2 = made
     given = saved, x, dy, (*w1, *w2, *b1, *b2), dw1 or None, dw2 or None, db1, db2
     dx, dprobs = call.run_backward(route, *given, lacking=lacking)
-    return dx, dprobs.view(probs.shape), dw1, dw2, db1, db2
+    return dx, dprobs.view(probs.shape), dw1, dw2, db1, db2, dy.new_empty(0)
 
 
 @backward.register_fake
@@ -237,7 +252,12 @@ def _(  # type: ignore[no-untyped-def]
     need_w2,
 ):
     dw1, dw2, db1, db2 = _gradients(w1, w2, b1, b2, need_w1, need_w2)
-    return dy.new_empty(dy.shape), probs.new_empty(probs.shape), dw1, dw2, db1, db2
+    return dy.new_empty(dy.shape), probs.new_empty(probs.shape), dw1, dw2, db1, db2, _nothing(dy, group, rows)
+
+
+def _nothing(dy: torch.Tensor, group: str, rows: int) -> torch.Tensor:
+    """The last output of a backward, in a trace."""
+    return dy.new_empty(0 if _may_be_captured(group, rows) else new_size())
 
 
 @torch.library.custom_op("uniep::backward_into", mutates_args=("sums1", "sums2", "bias_sums1", "bias_sums2"))
@@ -266,8 +286,8 @@ def backward_into(
     activation: str,
     router_weight: str,
     marks: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """dx and dprobs; adds dw1, dw2, db1 and db2 to fp32 tensors, or not where there are none. Otherwise as
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """dx, dprobs and no elements; adds dw1, dw2, db1 and db2 to fp32 tensors, or not where there are none. Otherwise as
     uniep::backward."""
     schedules, limits, numerics = (schedule, backward_schedule), (rows, tokens), (activation, router_weight)
     call = _call(dy, w1, w2, b1, b2, group, schedules, limits, save, topk, apart, *numerics)
@@ -277,6 +297,8 @@ def backward_into(
         one or [torch.zeros_like(weight, dtype=torch.float32) for weight in (part if partner else ())]
         for part, one, partner in zip(parts, sums, (*sums[2:], *sums[:2]), strict=True)
     ]
+    for name, one in zip(("w1", "w2", "b1", "b2"), made, strict=True):
+        check_apart(one, name)
     call = call._replace(main_grad=tuple(list(one) for one in made))
     route = call.place(ids, probs)
     dx, dprobs = call.run_backward(
@@ -285,7 +307,7 @@ def backward_into(
     for part, one in zip(parts, sums, strict=True):
         for weight in part if marks and one else ():
             weight.grad_added_to_main_grad = True  # type: ignore[attr-defined]
-    return dx, dprobs.view(probs.shape)
+    return dx, dprobs.view(probs.shape), dy.new_empty(0)
 
 
 @backward_into.register_fake
@@ -315,7 +337,7 @@ def _(  # type: ignore[no-untyped-def]
     router_weight,
     marks,
 ):
-    return dy.new_empty(dy.shape), probs.new_empty(probs.shape)
+    return dy.new_empty(dy.shape), probs.new_empty(probs.shape), _nothing(dy, group, rows)
 
 
 def _split(tensors: Sequence[torch.Tensor], counts: tuple[int, ...]) -> list[list[torch.Tensor]]:
@@ -355,14 +377,14 @@ def _differentiate(ctx: typing.Any, dy: torch.Tensor, _: torch.Tensor | None) ->
     if ctx.main_grad:
         all_sums = _split(ctx.main_grad, ctx.counts)
         sums = [one if wanted else [] for one, wanted in zip(all_sums, need, strict=True)]
-        dx, dprobs = torch.ops.uniep.backward_into(*given, *sums, *options, marks)
+        dx, dprobs, _ = torch.ops.uniep.backward_into(*given, *sums, *options, marks)
         gradients = [
             [torch.zeros_like(one) for one in part] if marks and wanted else [None] * len(part)
             for part, wanted in zip(parts, need, strict=True)
         ]
     else:
         made = need[0] or need[2], need[1] or need[3]  # those of w1 and b1 together, and those of w2 and b2
-        dx, dprobs, *gradients = torch.ops.uniep.backward(*given, *options, *made)
+        dx, dprobs, *gradients, _ = torch.ops.uniep.backward(*given, *options, *made)
         gradients = [
             one if wanted else [None] * len(part) for one, wanted, part in zip(gradients, need, parts, strict=True)
         ]
