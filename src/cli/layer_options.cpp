@@ -28,10 +28,7 @@ constexpr int kMaxDevices = 1024;
 constexpr int64_t kNoLimit = std::numeric_limits<int64_t>::max();
 
 const std::vector<std::pair<std::string, WeightGradient>> kWeightGradients = {
-    {"bf16", WeightGradient::kBFloat16},
-    {"fp32", WeightGradient::kFloat32},
-    {"main_grad", WeightGradient::kMainGrad},
-    {"accumulate", WeightGradient::kMainGrad}};
+    {"bf16", WeightGradient::kBFloat16}, {"fp32", WeightGradient::kFloat32}, {"main_grad", WeightGradient::kMainGrad}};
 
 bool is_file(const std::string& path) {
   std::error_code ignored;
@@ -161,9 +158,10 @@ void add_tuned_options(CLI::App& app, LayerOptions& options) {
 }
 
 void add_layer_options(CLI::App& app, LayerOptions& options) {
-  add_word_option<EngineKind>(app, "--engine", options.engine,
-                              {{"cpu", EngineKind::kCpu}, {"cuda", EngineKind::kCuda}, {"auto", EngineKind::kAuto}},
-                              "auto: cuda where a Hopper GPU is, else cpu (default auto)");
+  add_word_option<EngineKind>(
+      app, "--engine", options.engine,
+      {{"cpu", EngineKind::kCpu}, {"cuda", EngineKind::kCuda}, {"auto", EngineKind::kAuto}},
+      "auto: cuda where a Hopper GPU is, else cpu; simulate, solve and compile: cuda (default auto)");
   add_integer_option(app, "--ranks", options.ranks, {1, kMaxRanks}, {"R", "ranks"});
   add_text_option(
       app, "--tokens",

@@ -85,7 +85,7 @@ TEST(BenchCommand, EveryOperationSaysHowItWasLaunched) {
 
 TEST(BenchCommand, ReportsMemoryAndBothWaysOfTheLinks) {
   if (!has_gpu()) GTEST_SKIP() << "no Hopper GPU";
-  for (const char* const mode : {"bf16", "fp32", "accumulate"}) {
+  for (const char* const mode : {"bf16", "fp32", "main_grad"}) {
     Arguments arguments = join(kGemm, {"--json", "-", "--wgrad", mode});
     arguments[2] = "step";
     const CommandResult result = run_command(arguments);

@@ -107,16 +107,21 @@ TEST_F(TrainCommand, TuningOnlineChangesNoBit) {
   EXPECT_GT(with["tuning"]["layers_ms"], with["tuning"]["lost_ms"]);
 }
 
+// Checks of candidates count as lost time; on a busy machine it takes more steps until layers have paid for them.
 TEST_F(TrainCommand, TuningOnlineOnSixtyFourRanksChangesNoBit) {
-  const std::vector<std::string> plain = {"--ranks", "64", "--workers", "1",  "--experts",  "64",
-                                          "--batch", "64", "--steps",   "16", "--sequence", "4"};
-  std::vector<std::string> tuned = plain;
-  tuned.insert(tuned.end(), {"--tune", "online", "--tune-budget", "1"});
-  const json without = run_json(plain), with = run_json(tuned);
-  EXPECT_EQ(with["ranks"], 64);
-  EXPECT_EQ(with["weights_checksum"], without["weights_checksum"]);
-  EXPECT_EQ(with["evaluations"], without["evaluations"]);
-  EXPECT_GT(with["tuning"]["tried_calls"], 0);
+  int tried = 0;
+  for (int steps = 16; tried == 0; steps *= 2) {
+    ASSERT_LE(steps, 1024) << "nothing was tried";
+    const std::vector<std::string> plain = {"--ranks", "64", "--workers",  "1", "--experts", "64",
+                                            "--batch", "64", "--sequence", "4", "--steps",   std::to_string(steps)};
+    std::vector<std::string> tuned = plain;
+    tuned.insert(tuned.end(), {"--tune", "online", "--tune-budget", "1"});
+    const json without = run_json(plain), with = run_json(tuned);
+    EXPECT_EQ(with["ranks"], 64);
+    EXPECT_EQ(with["weights_checksum"], without["weights_checksum"]);
+    EXPECT_EQ(with["evaluations"], without["evaluations"]);
+    tried = with["tuning"]["tried_calls"];
+  }
 }
 
 TEST_F(TrainCommand, TuningOptionsAreChecked) {

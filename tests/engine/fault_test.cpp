@@ -1,10 +1,13 @@
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
 
 #include <chrono>
 
 #include "engine/cpu/engine.h"
 #include "model/elementwise.h"
 #include "support/disturb.h"
+#include "support/processes.h"
 #include "support/random_layer.h"
 
 // Faults planted in the engine, and that the bitwise test (or the bounded wait) catches each of them, every time.
@@ -152,6 +155,36 @@ TEST(BoundedWait, ABrokenGroupRefusesCallsUntilItRecovers) {
   }
   group.recover();
   runner.forward(schedule);
+}
+
+// Its clock goes on, but nobody has waited.
+TEST(BoundedWait, AProcessThatWasStoppedGoesOn) {
+  Process process([](const Reporter& reporter) {
+    const RandomLayer layer = layer_with(100);
+    GroupOptions options;
+    options.engine = EngineKind::kCpu;
+    options.ranks = layer.ranks;
+    options.timeout_seconds = 0.2;
+    Group group(options);
+    cli::LayerRunner runner(group, layer.config, layer.data);
+    const Schedule schedule = resolve({}, {.direction = Direction::kForward,
+                                           .shape = layer.config.shape,
+                                           .numerics = layer.config.numerics,
+                                           .machine = group.machine()});
+    reporter.line("begins");
+    const double begin = monotonic_seconds();
+    reporter.line(reporter.error_of([&] {
+      while (monotonic_seconds() < begin + 4) runner.forward(schedule);
+    }));
+  });
+  ASSERT_EQ(process.line(), "begins");
+  for (int stop = 0; stop < 6; ++stop) {
+    process.signal(SIGSTOP);
+    ::usleep(400'000);
+    process.signal(SIGCONT);
+    ::usleep(50'000);
+  }
+  EXPECT_EQ(process.line(), "none");
 }
 
 }  // namespace

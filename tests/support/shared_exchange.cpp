@@ -42,6 +42,7 @@ SharedMailboxes::SharedMailboxes(int ranks)
   pthread_condattr_t given;
   pthread_condattr_init(&given);
   pthread_condattr_setpshared(&given, PTHREAD_PROCESS_SHARED);
+  pthread_condattr_setclock(&given, CLOCK_MONOTONIC);
   pthread_cond_init(&head_->given, &given);
   for (int rank = 0; rank < ranks; ++rank) {
     for (int64_t number = 0; number < kMessages; ++number) mail(rank, number).number = -1;
@@ -70,7 +71,7 @@ void SharedMailboxes::give(int rank, int64_t number, std::span<const std::byte> 
 
 std::vector<std::vector<std::byte>> SharedMailboxes::take(int64_t number, double seconds) {
   timespec until{};
-  clock_gettime(CLOCK_REALTIME, &until);
+  clock_gettime(CLOCK_MONOTONIC, &until);
   until.tv_sec += static_cast<time_t>(seconds);
   until.tv_nsec += static_cast<long>((seconds - static_cast<double>(static_cast<time_t>(seconds))) * 1e9);
   if (until.tv_nsec >= 1000000000) ++until.tv_sec, until.tv_nsec -= 1000000000;

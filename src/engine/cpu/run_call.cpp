@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
 
 #include "engine/call_gate.h"
 #include "engine/cpu/agent.h"
@@ -11,7 +12,8 @@
 namespace uniep::cpu {
 namespace {
 
-constexpr int64_t kSleepNs = 500'000;  // a sleeper looks again after this long even if nobody woke it
+constexpr int64_t kSleepNs = 500'000;     // a sleeper looks again after this long even if nobody woke it
+constexpr int64_t kLookNs = 100'000'000;  // of a wait, that one look of a thread counts for at most
 
 // The agents that one thread runs, one tile at a time in turn; in random turns when the call is shuffled.
 class ThreadAgents {
@@ -68,11 +70,18 @@ class ThreadAgents {
     return ran;
   }
 
-  // The bound of a wait: no tile runs, and none has finished for so long. (A tile itself never waits.)
+  // The bound of a wait: no tile runs, and none has finished for so long. (A tile itself never waits.) Of the time
+  // between two looks no more counts than kLookNs: a process that was stopped has not waited.
   void check_time() {
-    if (call_.running_tiles.load(std::memory_order_relaxed) > 0) return;
-    const int64_t idle_ns = call_.now_ns() - call_.last_progress_ns.load(std::memory_order_relaxed);
-    if (idle_ns < static_cast<int64_t>(call_.timeout_seconds * 1e9)) return;
+    const int64_t now = call_.now_ns(), looked = std::exchange(looked_ns_, now);
+    const int64_t progress = call_.last_progress_ns.load(std::memory_order_relaxed);
+    if (call_.running_tiles.load(std::memory_order_relaxed) > 0 || progress != progress_ns_) {
+      progress_ns_ = progress;
+      waited_ns_ = 0;
+      return;
+    }
+    waited_ns_ += std::min(now - looked, kLookNs);
+    if (waited_ns_ < static_cast<int64_t>(call_.timeout_seconds * 1e9)) return;
     const auto told = std::find_if(agents_.begin(), agents_.end(),
                                    [](const std::unique_ptr<Agent>& agent) { return agent->waits_for_tile(); });
     const Agent& agent = told != agents_.end() ? **told : *agents_.front();
@@ -85,6 +94,7 @@ class ThreadAgents {
   std::vector<int> own_ranks_;
   std::vector<std::unique_ptr<Agent>> agents_;
   std::vector<TileEvent> events_;
+  int64_t looked_ns_ = 0, progress_ns_ = 0, waited_ns_ = 0;  // of check_time()
 };
 
 }  // namespace
