@@ -31,9 +31,10 @@ UNIEP_API uniep_status uniep_dispatch(uniep_group* group, const uniep_layer_conf
 
 typedef struct uniep_combine_arguments {
   size_t size;
-  const void* rows;        /* [R, H] bf16 */
-  void* y;                 /* [T, H] bf16, written: the sum of a token's rows, as combine_groups says */
-  const float* row_dprobs; /* [R], or NULL on all ranks */
+  const void* rows; /* [R, H] bf16 */
+  void* y;          /* [T, H] bf16, written: the sum of a token's rows, as combine_groups says */
+  /* [R], or NULL on all ranks; by need a rank without tokens and rows may give neither this nor dprobs. */
+  const float* row_dprobs;
   float* dprobs; /* [T, K], written with row_dprobs: each slot's, +0 for an unused one; of a dense routing [T, E] */
   void* stream;
 } uniep_combine_arguments;

@@ -35,7 +35,9 @@ typedef struct uniep_group_options {
   int32_t device_count;   /* entries of `devices` */
   const int32_t* devices; /* rank r runs on devices[r mod device_count]; NULL and 0: all there are (cuda) */
   int32_t launch;         /* UNIEP_LAUNCH_... */
-  int32_t rank;           /* UNIEP_LAUNCH_PROCESSES: this process's rank */
+  /* UNIEP_LAUNCH_PROCESSES: this process's rank. Where torchrun's environment names the group its RANK counts: give
+   * that, or 0. */
+  int32_t rank;
   /* UNIEP_LAUNCH_PROCESSES: UNIEP_UNIQUE_ID_BYTES bytes that all ranks have and no other group. NULL, and no
    * communicator: torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) names the group. All
    * ranks must be processes of one host and one user. */
@@ -45,7 +47,9 @@ typedef struct uniep_group_options {
    * least `bytes` bytes aligned to `alignment` on the device of `rank`, usable in the order of `stream`, or NULL when
    * there is no room. release's `stream` is the one that used the memory last, which may be another than allocate's.
    * Both are called on the thread that calls the library, with allocator_context. They must not throw, and must work
-   * until the last handle of the group is gone. */
+   * until the last handle of the group is gone. On the cuda engine that thread then holds the lock that makes the calls
+   * of all groups of the process follow one another: they must not call the library, nor wait for what another thread
+   * may hold around a call of a group (so a binding to Python gives up the GIL around calls). */
   void* (*allocate)(void* context, size_t bytes, size_t alignment, int32_t rank, void* stream);
   void (*release)(void* context, void* memory, size_t bytes, int32_t rank, void* stream);
   void* allocator_context;
@@ -80,7 +84,8 @@ UNIEP_API uniep_status uniep_group_trim(uniep_group* group);
 
 /* For the whole process: has the library ask `reclaim` to free what the process caches for itself on a GPU (a
  * framework's allocator, say) where the driver has no memory left, before it tries once more. Called on the thread that
- * calls the library, inside of that call; it must not call the library. NULL: nobody. */
+ * calls the library, inside of that call; it must not call the library, nor wait for what an allocator may not wait
+ * for. NULL: nobody. */
 UNIEP_API void uniep_set_memory_reclaimer(void (*reclaim)(void* context, int32_t device), void* context);
 
 typedef struct uniep_group_info {

@@ -37,14 +37,18 @@ typedef struct uniep_tuner_check {
   const char* refused;
 } uniep_tuner_check;
 
-/* The functions are called by the thread that calls the tuner, inside of uniep_tuner_create(), _step() and
- * _begin_round() alone. A status that is not UNIEP_OK ends the call with that status. */
+/* The functions are called by the thread that calls the tuner, inside of its calls: check() in
+ * uniep_tuner_begin_round() alone; give() and take() in uniep_tuner_create(), _step() and _begin_round() alone, which a
+ * status of theirs that is not UNIEP_OK ends with that status; log() in these three and in _schedule_to_keep(),
+ * _failed(), _freeze() and _destroy(). */
 typedef struct uniep_tuner_options {
   size_t size;
   const uniep_tuner_layer* layers;
   int32_t layer_count;
-  int32_t rank;  /* of the processes that call the layers together; a process may hold all ranks of a group */
-  int32_t ranks; /* how many processes these are; 0: 1 */
+  /* Of the processes that call the layers together, and how many these are; a process may hold all ranks of a group. 0
+   * and 0: what the group is, with a process a rank its rank and ranks, else 0 and 1. */
+  int32_t rank;
+  int32_t ranks;
   void* context;
   /* Runs a candidate and the incumbent, whole Schedules as text, once on the layer's own shapes, on inputs and into
    * outputs of its own, and compares all bytes. Collective. Needed. */

@@ -26,9 +26,10 @@ UNIEP_API void dispatch(Group& group, const LayerConfig& config, const Schedule&
                         std::span<const DispatchArguments> arguments);
 
 struct CombineArguments {
-  const BFloat16* rows = nullptr;     // [padded_rows, H]
-  BFloat16* y = nullptr;              // [T, H] written: the sum of a token's rows, as Numerics::combine_groups says
-  const float* row_dprobs = nullptr;  // [padded_rows], or null on all ranks
+  const BFloat16* rows = nullptr;  // [padded_rows, H]
+  BFloat16* y = nullptr;           // [T, H] written: the sum of a token's rows, as Numerics::combine_groups says
+  // [padded_rows], or null on all ranks; by need a rank without tokens and rows may give neither this nor dprobs.
+  const float* row_dprobs = nullptr;
   float* dprobs = nullptr;  // [T, K] written with row_dprobs: each slot's, +0 for an unused one; or [T, E] (Routing)
   Stream stream{};
 };

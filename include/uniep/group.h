@@ -23,7 +23,9 @@ struct Stream {
 // at least `bytes` bytes aligned to `alignment` on the device of `rank`, usable in the order of `stream`, or nullptr
 // when there is no memory. release's stream is the one that used the memory last, which may be another than allocate's
 // (weight_gradients() on its own stream). Both may be called from the thread that calls the library, and from no
-// other.
+// other. On the cuda engine that thread then holds the lock that makes the calls of all Groups of the process follow
+// one another: they must not call the library, nor wait for what another thread may hold around a call of a Group (so
+// a binding to Python gives up the GIL around calls).
 struct Allocator {
   void* (*allocate)(void* context, std::size_t bytes, std::size_t alignment, int rank, Stream stream) = nullptr;
   void (*release)(void* context, void* memory, std::size_t bytes, int rank, Stream stream) = nullptr;
@@ -33,7 +35,7 @@ struct Allocator {
 // Has the library ask `reclaim` to free what the process caches for itself on a GPU (a framework's allocator, say)
 // where the driver has no memory left for symmetric memory, placements or counters, before it tries once more. Called
 // on the thread that calls the library, inside of that call: it must neither throw nor call the library, and may wait
-// for the device. For the whole process; null: nobody.
+// for the device, but for nothing that an Allocator's functions may not wait for. For the whole process; null: nobody.
 UNIEP_API void set_memory_reclaimer(void (*reclaim)(void* context, int device), void* context);
 
 enum class Launch : int {
@@ -49,7 +51,8 @@ struct GroupOptions {
   int workers = 0;                        // compute units of a rank; 0: the engine's choice
   std::vector<int> devices;               // rank r runs on devices[r mod size]; empty: all there are (cuda)
   Launch launch = Launch::kThreads;
-  int rank = 0;  // kProcesses: this process's rank
+  // kProcesses: this process's rank. Where torchrun's environment names the group its RANK counts: give that, or 0.
+  int rank = 0;
   // kProcesses: what all ranks have and no other group: 128 bytes that one rank got from make_unique_id() and gave to
   // the others. Empty: torchrun's environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT) names the group.
   // All ranks must be processes of one host and one user.

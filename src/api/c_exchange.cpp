@@ -12,12 +12,18 @@ uniep_status exchange(Operation operation, uniep_group* group, const uniep_layer
                       Run&& run) {
   return guarded([&] {
     require_pointer(group, "group");
-    require_pointer(placement, "placement");
     Group& own = group->state->group;
-    check_count(count, own);
-    const LayerConfig layer = layer_config(config);
-    const Schedule& whole = resolved(schedule, Direction::kForward, layer, *group->state, operation);
-    run(own, layer, whole, placement->placement, converted(arguments, count, "arguments", convert));
+    LayerConfig layer;
+    const Schedule* whole = nullptr;
+    decltype(converted(arguments, count, "arguments", convert)) ranks;
+    api::before_collective(own, [&] {
+      require_pointer(placement, "placement");
+      check_count(count, own);
+      layer = layer_config(config);
+      whole = &resolved(schedule, Direction::kForward, layer, *group->state, operation);
+      ranks = converted(arguments, count, "arguments", convert);
+    });
+    run(own, layer, *whole, placement->placement, ranks);
   });
 }
 

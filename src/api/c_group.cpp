@@ -102,10 +102,13 @@ uniep_status uniep_group_device(const uniep_group* group, int32_t rank, int32_t*
 
 uniep_status uniep_symmetric_allocate(uniep_group* group, size_t bytes, uniep_symmetric_buffer** buffer) {
   return guarded([&] {
-    require_pointer(buffer, "buffer");
-    *buffer = nullptr;
+    if (buffer != nullptr) *buffer = nullptr;
     require_pointer(group, "group");
-    auto handle = std::make_unique<uniep_symmetric_buffer>();
+    std::unique_ptr<uniep_symmetric_buffer> handle;
+    api::before_collective(group->state->group, [&] {
+      require_pointer(buffer, "buffer");
+      handle = std::make_unique<uniep_symmetric_buffer>();
+    });
     handle->state = group->state;
     handle->buffer = group->state->group.allocate_symmetric(bytes);
     *buffer = handle.release();
@@ -115,13 +118,16 @@ uniep_status uniep_symmetric_allocate(uniep_group* group, size_t bytes, uniep_sy
 uniep_status uniep_symmetric_register(uniep_group* group, void* const* memory, int32_t count, size_t bytes,
                                       uniep_symmetric_buffer** buffer) {
   return guarded([&] {
-    require_pointer(buffer, "buffer");
-    *buffer = nullptr;
+    if (buffer != nullptr) *buffer = nullptr;
     require_pointer(group, "group");
-    require_pointer(memory, "memory");
     Group& own = group->state->group;
-    check_count(count, own);
-    auto handle = std::make_unique<uniep_symmetric_buffer>();
+    std::unique_ptr<uniep_symmetric_buffer> handle;
+    api::before_collective(own, [&] {
+      require_pointer(buffer, "buffer");
+      require_pointer(memory, "memory");
+      check_count(count, own);
+      handle = std::make_unique<uniep_symmetric_buffer>();
+    });
     handle->state = group->state;
     handle->buffer = own.register_symmetric(std::span(memory, static_cast<std::size_t>(count)), bytes);
     *buffer = handle.release();

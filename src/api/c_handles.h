@@ -10,7 +10,9 @@
 #include "api/c_arguments.h"
 #include "api/c_schedules.h"
 #include "api/c_struct.h"
+#include "api/check_call.h"
 #include "api/recording.h"
+#include "model/refuse.h"
 #include "uniep/c_api.h"
 #include "uniep/uniep.h"
 
@@ -33,12 +35,6 @@ uniep_status guarded(Call&& call) noexcept {
     return fail(Status::kInternal, error.what());
   } catch (...) {
     return fail(Status::kInternal, "an exception of an unknown type");
-  }
-}
-
-inline void check_index(int64_t value, int64_t begin, int64_t end, const char* name) {
-  if (value < begin || value >= end) {
-    throw Error(Status::kInvalidArgument, fmt::format("{}: {}; legal are {} to {}", name, value, begin, end - 1));
   }
 }
 

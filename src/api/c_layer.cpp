@@ -4,6 +4,7 @@
 
 // The C API's placements, forwards and backwards.
 using namespace uniep;
+using api::before_collective;
 
 uniep_status uniep_set_activation(uniep_layer_config* config, const char* text) {
   return guarded([&] {
@@ -34,18 +35,23 @@ uniep_status uniep_schedule_resolve(const uniep_group* group, const uniep_layer_
 uniep_status uniep_place(uniep_group* group, const uniep_layer_config* config, const uniep_routing* routings,
                          int32_t count, const uniep_capacity* capacity, uniep_placement** placement) {
   return guarded([&] {
-    require_pointer(placement, "placement");
-    *placement = nullptr;
+    if (placement != nullptr) *placement = nullptr;
     require_pointer(group, "group");
-    const LayerShape shape = layer_shape(read_struct<uniep_layer_config>(config, "config"));
+    LayerShape shape;
     Capacity limits;
-    if (capacity != nullptr) {
-      const uniep_capacity given = read_struct<uniep_capacity>(capacity, "capacity");
-      limits = {.rows = given.rows, .tokens = given.tokens};
-    }
-    check_count(count, group->state->group);
-    const std::vector<Routing> own = converted(routings, count, "routings", routing);
-    auto handle = std::make_unique<uniep_placement>();
+    std::vector<Routing> own;
+    std::unique_ptr<uniep_placement> handle;
+    before_collective(group->state->group, [&] {
+      require_pointer(placement, "placement");
+      shape = layer_shape(read_struct<uniep_layer_config>(config, "config"));
+      if (capacity != nullptr) {
+        const uniep_capacity given = read_struct<uniep_capacity>(capacity, "capacity");
+        limits = {.rows = given.rows, .tokens = given.tokens};
+      }
+      check_count(count, group->state->group);
+      own = converted(routings, count, "routings", routing);
+      handle = std::make_unique<uniep_placement>();
+    });
     handle->state = group->state;
     handle->shape = shape;
     handle->placement = place(group->state->group, shape, own, limits);
@@ -129,20 +135,25 @@ uniep_status uniep_forward(uniep_group* group, const uniep_layer_config* config,
   return guarded([&] {
     if (saved != nullptr) *saved = nullptr;
     require_pointer(group, "group");
-    require_pointer(placement, "placement");
     Group& own = group->state->group;
-    check_count(count, own);
-    const LayerConfig layer = layer_config(config);
-    const Schedule& whole = resolved(schedule, Direction::kForward, layer, *group->state);
-    const std::vector<ForwardArguments> ranks = converted(arguments, count, "arguments", forward_arguments);
+    LayerConfig layer;
+    const Schedule* whole = nullptr;
+    std::vector<ForwardArguments> ranks;
     std::unique_ptr<uniep_saved> handle;
-    if (saved != nullptr) handle = std::make_unique<uniep_saved>();
+    before_collective(own, [&] {
+      require_pointer(placement, "placement");
+      check_count(count, own);
+      layer = layer_config(config);
+      whole = &resolved(schedule, Direction::kForward, layer, *group->state);
+      ranks = converted(arguments, count, "arguments", forward_arguments);
+      if (saved != nullptr) handle = std::make_unique<uniep_saved>();
+    });
     CallOptions options;
     options.keep_saved = saved != nullptr;
     const std::shared_ptr<CallTimer> timer = std::exchange(group->state->next_timer, nullptr);
     options.timer = timer.get();
     api::RecordedCall recorded(group->state->recording, "forward", options);
-    Saved kept = forward(own, layer, whole, placement->placement, ranks, options);
+    Saved kept = forward(own, layer, *whole, placement->placement, ranks, options);
     recorded.keep();
     if (saved == nullptr) return;
     handle->state = group->state;
@@ -192,23 +203,28 @@ uniep_status uniep_backward(uniep_group* group, const uniep_layer_config* config
   return guarded([&] {
     if (pending != nullptr) *pending = nullptr;
     require_pointer(group, "group");
-    require_pointer(saved, "saved");
     Group& own = group->state->group;
-    check_count(count, own);
-    const LayerConfig layer = layer_config(config);
-    const Schedule& whole = resolved(schedule, Direction::kBackward, layer, *group->state);
-    const std::vector<BackwardArguments> ranks = converted(arguments, count, "arguments", backward_arguments);
+    LayerConfig layer;
+    const Schedule* whole = nullptr;
+    std::vector<BackwardArguments> ranks;
     std::unique_ptr<uniep_pending> handle;
-    for (const BackwardArguments& rank : ranks) {
-      if (rank.weight_gradients != WeightGradientTime::kLater) continue;
-      require_pointer(pending, "pending");
-      if (handle == nullptr) handle = std::make_unique<uniep_pending>();
-    }
+    before_collective(own, [&] {
+      require_pointer(saved, "saved");
+      check_count(count, own);
+      layer = layer_config(config);
+      whole = &resolved(schedule, Direction::kBackward, layer, *group->state);
+      ranks = converted(arguments, count, "arguments", backward_arguments);
+      for (const BackwardArguments& rank : ranks) {
+        if (rank.weight_gradients != WeightGradientTime::kLater) continue;
+        require_pointer(pending, "pending");
+        if (handle == nullptr) handle = std::make_unique<uniep_pending>();
+      }
+    });
     CallOptions options;
     const std::shared_ptr<CallTimer> timer = std::exchange(group->state->next_timer, nullptr);
     options.timer = timer.get();
     api::RecordedCall recorded(group->state->recording, "backward", options);
-    PendingWeightGradients left = backward(own, layer, whole, saved->saved, ranks, options);
+    PendingWeightGradients left = backward(own, layer, *whole, saved->saved, ranks, options);
     recorded.keep();
     if (left.empty()) return;
     handle->state = group->state;

@@ -92,37 +92,44 @@ TunerLayer tuner_layer(const uniep_tuner_layer& given, const Machine& machine) {
   return layer;
 }
 
-// Ranks exchange over the group's own connection.
-bool uses_group(const uniep_tuner_options& given) {
-  return given.ranks > 1 && given.give == nullptr && given.take == nullptr;
-}
-
-std::shared_ptr<TunerExchange> exchange_of(Group& group, const TunerOptions& options) {
-  const int ranks = group.ranks() / group.local_ranks(), rank = group.first_local_rank();
-  if (options.ranks != ranks || options.rank != rank) {
+// The processes that call the group's layers together, and which one this is.
+struct TuningRank {
+  int rank, ranks;
+};
+TuningRank tuning_rank(const uniep_tuner_options& given, const Group& group) {
+  const int ranks = group.ranks() / group.local_ranks(), rank = ranks > 1 ? group.first_local_rank() : 0;
+  if (given.ranks == 0 && (given.rank == 0 || given.rank == rank)) return {rank, ranks};
+  const bool over_group = given.give == nullptr && given.take == nullptr && (given.ranks > 1 || ranks > 1);
+  if (over_group && (given.ranks != ranks || given.rank != rank)) {
     throw Error(
         Status::kInvalidArgument,
         fmt::format("options.give and take: NULL, and options.rank and ranks are {} and {}; over the group's own "
                     "connection they must be {} and {}",
-                    options.rank, options.ranks, rank, ranks));
+                    given.rank, given.ranks, rank, ranks));
   }
-  return make_tuner_exchange(group);
+  return {given.rank, given.ranks == 0 ? ranks : given.ranks};
 }
 
-TunerOptions tuner_options(const uniep_tuner_options& given, const Machine& machine) {
+std::shared_ptr<TunerExchange> exchange_of(const uniep_tuner_options& given, int ranks, Group& group) {
+  if (ranks <= 1) return nullptr;
+  if (given.give == nullptr && given.take == nullptr) return make_tuner_exchange(group);
+  require_pointer(given.give, "options.give");
+  require_pointer(given.take, "options.take");
+  return std::make_shared<CallerExchange>(given);
+}
+
+TunerOptions tuner_options(const uniep_tuner_options& given, Group& group) {
   require_pointer(given.check, "options.check");
-  if (given.ranks > 1 && !uses_group(given)) {
-    require_pointer(given.give, "options.give");
-    require_pointer(given.take, "options.take");
-  }
+  const auto [rank, ranks] = tuning_rank(given, group);
   check_index(given.layer_count, 1, kMaxLayers + 1, "options.layer_count");
+  const Machine machine = group.machine();
   TunerOptions options;
-  options.rank = given.rank;
-  options.ranks = given.ranks == 0 ? 1 : given.ranks;
+  options.rank = rank;
+  options.ranks = ranks;
+  options.exchange = exchange_of(given, ranks, group);
   options.machine = machine;
   options.layers = converted(given.layers, given.layer_count, "options.layers",
                              [&](const uniep_tuner_layer& layer) { return tuner_layer(layer, machine); });
-  if (options.ranks > 1 && !uses_group(given)) options.exchange = std::make_shared<CallerExchange>(given);
   options.check = [given](int layer, Direction direction, const Schedule& candidate, const Schedule& incumbent) {
     return check_by_caller(given, layer, direction, candidate, incumbent);
   };
@@ -174,11 +181,10 @@ uniep_status uniep_tuner_create(uniep_group* group, const uniep_tuner_options* o
     *tuner = nullptr;
     require_pointer(group, "group");
     const uniep_tuner_options given = read_struct<uniep_tuner_options>(options, "options");
-    TunerOptions made = tuner_options(given, group->state->group.machine());
+    TunerOptions made = tuner_options(given, group->state->group);
     made.prepare = [state = group->state, layers = made.layers](int layer, Direction direction, const Schedule& one) {
       return prepare(state->group, layers[static_cast<std::size_t>(layer)].config, one, {.direction = direction});
     };
-    if (uses_group(given)) made.exchange = exchange_of(group->state->group, made);
     *tuner = new uniep_tuner{group->state, Tuner(std::move(made)), {}, {}};
   });
 }

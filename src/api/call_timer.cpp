@@ -9,7 +9,7 @@ namespace uniep {
 
 CallTimer::CallTimer(Group& group) : state_(std::make_shared<internal::CallTimerState>()) {
   internal::Engine& engine = group.implementation();
-  state_->owner = &engine;
+  state_->owner = engine.number();
   state_->first_rank = engine.first_local_rank();
   state_->count = engine.local_ranks();
   state_->ranks = engine.timer_memory();

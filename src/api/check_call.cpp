@@ -34,6 +34,10 @@ void check_call(const Group& group, const GivenCall& call, std::size_t arguments
   if (placed.ranks != group.ranks()) {
     refuse(fmt::format("placement: made for {} ranks; the group has {}", placed.ranks, group.ranks()));
   }
+  if (placed.placed_by.first != group.first_local_rank() || placed.placed_by.count != group.local_ranks()) {
+    refuse(fmt::format("placement: made where the first local rank is {} of {}; the group's is {} of {}",
+                       placed.placed_by.first, placed.placed_by.count, group.first_local_rank(), group.local_ranks()));
+  }
   if (placed.shape.experts != config.shape.experts || placed.shape.topk != config.shape.topk ||
       placed.shape.hidden != config.shape.hidden || placed.shape.intermediate != config.shape.intermediate) {
     refuse("placement: made for another shape than the layer's");

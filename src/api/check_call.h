@@ -25,6 +25,13 @@ void check_call(const Group& group, const GivenCall& call, std::size_t arguments
 
 void check_array(const void* array, const char* name, int rank, bool needed);
 
+// That what a call made or is given belongs to this group.
+template <typename State>
+void check_owner(const State& state, const Group& group, const char* name) {
+  if (state.owner == group.implementation().number()) return;
+  throw Error(Status::kInvalidArgument, std::string(name) + ": of another group");
+}
+
 // Runs a call. Where the C++ heap has no room it throws an Error, as for any other memory.
 template <typename Run>
 auto with_heap(Run&& run) {
@@ -52,6 +59,17 @@ auto collective(Group& group, Run&& run) {
     return with_heap(run);
   } catch (const std::exception& error) {
     engine.give_up(error);
+    throw;
+  }
+}
+
+// What is to be right before a collective call can be made: where it throws, the call was one that threw.
+template <typename Check>
+auto before_collective(Group& group, Check&& check) {
+  try {
+    return with_heap(check);
+  } catch (const std::exception&) {
+    collective(group, [] { throw; });
     throw;
   }
 }

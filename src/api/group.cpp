@@ -2,9 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <charconv>
 #include <cstdlib>
+#include <limits>
 #include <new>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include "api/check_call.h"
@@ -28,8 +32,29 @@ void heap_release(void*, void* memory, std::size_t, int, Stream) {
   ::operator delete(memory, std::align_val_t(256));
 }
 
+// The most leaves room for alignment, and for an offset beside it, in 64 bits with a sign.
+void check_symmetric_bytes(std::size_t bytes) {
+  constexpr std::size_t kMost = std::size_t{1} << 62;
+  if (bytes == 0) refuse("bytes: 0; symmetric memory has at least one");
+  if (bytes > kMost) refuse(fmt::format("bytes: {}; symmetric memory has at most {}", bytes, kMost));
+}
+
 bool is_timeout(double seconds) {
   return seconds > 0 && seconds <= kMaxTimeoutSeconds;  // and no NaN
+}
+
+// As strtod() reads it in the C locale, whatever the process has set; NaN for anything else.
+double number_of(std::string_view text) {
+  constexpr std::string_view kSpace = " \t\n\v\f\r";
+  text.remove_prefix(std::min(text.find_first_not_of(kSpace), text.size()));
+  if (text.starts_with('+')) text.remove_prefix(1);
+  const bool hex = text.starts_with("0x") || text.starts_with("0X");
+  if (hex) text.remove_prefix(2);
+  double value = 0;
+  const std::from_chars_result read = std::from_chars(text.data(), text.data() + text.size(), value,
+                                                      hex ? std::chars_format::hex : std::chars_format::general);
+  const bool whole = read.ec == std::errc() && read.ptr == text.data() + text.size();
+  return whole ? value : std::numeric_limits<double>::quiet_NaN();
 }
 
 // A limit that was given, or `variable`'s, or `otherwise`.
@@ -43,9 +68,8 @@ double limit_of(double given, const char* name, const char* variable, double oth
   }
   const char* text = std::getenv(variable);
   if (text == nullptr || *text == 0) return otherwise;
-  char* end = nullptr;
-  const double seconds = std::strtod(text, &end);
-  if (*end != 0 || !is_timeout(seconds)) {
+  const double seconds = number_of(text);
+  if (!is_timeout(seconds)) {
     refuse(fmt::format("{}: '{}'; must be above 0 and at most {:.0f} seconds", variable, text, kMaxTimeoutSeconds));
   }
   return seconds;
@@ -57,6 +81,15 @@ bool is_set(const char* variable) {
   const std::string text = given == nullptr || *given == 0 ? "0" : given;
   if (text != "0" && text != "1") refuse(fmt::format("{}: '{}'; legal are 0 and 1", variable, text));
   return text == "1";
+}
+
+const internal::SymmetricBlock& block_of(const std::shared_ptr<internal::SymmetricBlock>& block) {
+  if (block == nullptr) refuse("buffer: empty; it comes from Group::allocate_symmetric() or register_symmetric()");
+  return *block;
+}
+
+void check_local_rank(const Group& group, int rank) {
+  check_index(rank, group.first_local_rank(), group.first_local_rank() + group.local_ranks(), "rank");
 }
 
 // Checks what was given and fills what was not.
@@ -129,19 +162,28 @@ int Group::local_ranks() const {
   return engine_->local_ranks();
 }
 int Group::device(int rank) const {
+  check_local_rank(*this, rank);
   return engine_->device(rank);
 }
 SymmetricBuffer Group::allocate_symmetric(std::size_t bytes) {
-  if (bytes == 0) refuse("bytes: 0; symmetric memory has at least one");
-  return api::collective(*this, [&] { return SymmetricBuffer(engine_->allocate_symmetric(bytes)); });
+  return api::collective(*this, [&] {
+    check_symmetric_bytes(bytes);
+    return SymmetricBuffer(engine_->allocate_symmetric(bytes));
+  });
 }
 SymmetricBuffer Group::register_symmetric(std::span<void* const> memory, std::size_t bytes) {
-  if (bytes == 0) refuse("bytes: 0; symmetric memory has at least one");
-  if (memory.size() != static_cast<std::size_t>(local_ranks())) {
-    refuse(fmt::format("memory: {} addresses given; one for each of the {} local ranks is needed", memory.size(),
-                       local_ranks()));
-  }
-  return api::collective(*this, [&] { return SymmetricBuffer(engine_->register_symmetric(memory, bytes)); });
+  return api::collective(*this, [&] {
+    check_symmetric_bytes(bytes);
+    if (memory.size() != static_cast<std::size_t>(local_ranks())) {
+      refuse(fmt::format("memory: {} addresses given; one for each of the {} local ranks is needed", memory.size(),
+                         local_ranks()));
+    }
+    // With a process a rank all ranks hear of it where they share the memory.
+    for (int rank = 0; local_ranks() == ranks() && rank < ranks(); ++rank) {
+      api::check_array(memory[static_cast<std::size_t>(rank)], "memory", rank, true);
+    }
+    return SymmetricBuffer(engine_->register_symmetric(memory, bytes));
+  });
 }
 void Group::leave() noexcept {
   try {
@@ -156,10 +198,12 @@ void Group::trim() {
   api::inside(*this, [&] { engine_->trim(); });
 }
 void* SymmetricBuffer::data(int rank) const {
+  const internal::RankSpan local = block_of(block_).local();
+  check_index(rank, local.first, local.first + local.count, "rank");
   return block_->data(rank);
 }
 std::size_t SymmetricBuffer::bytes() const {
-  return block_->bytes();
+  return block_of(block_).bytes();
 }
 void Group::synchronize() {
   api::inside(*this, [&] { engine_->synchronize(); });
@@ -168,10 +212,7 @@ void Group::check() {
   api::inside(*this, [&] { engine_->throw_failures(); });
 }
 GroupMemory Group::memory(int rank) const {
-  if (rank < first_local_rank() || rank >= first_local_rank() + local_ranks()) {
-    refuse(
-        fmt::format("rank: {}; legal are {} to {}", rank, first_local_rank(), first_local_rank() + local_ranks() - 1));
-  }
+  check_local_rank(*this, rank);
   return api::inside(*this, [&] { return engine_->memory(rank); });
 }
 void Group::recover() {

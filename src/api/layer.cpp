@@ -17,6 +17,7 @@ namespace uniep {
 
 using api::check_array;
 using api::check_call;
+using api::check_owner;
 using api::check_schedule;
 using api::collective;
 using api::inside;
@@ -148,10 +149,12 @@ bool asks_dw2(const WeightGradients& gradients) {
          gradients.db2_experts != nullptr;
 }
 
+[[noreturn]] void refuse_empty_saved() {
+  refuse("saved: empty; it comes from forward()");
+}
+
 void check_timer(const CallOptions& options, const Group& group) {
-  if (options.timer != nullptr && options.timer->state().owner != &group.implementation()) {
-    refuse("timer: of another group");
-  }
+  if (options.timer != nullptr) check_owner(options.timer->state(), group, "timer");
 }
 
 }  // namespace
@@ -189,7 +192,9 @@ Saved forward(Group& group, const LayerConfig& config, const Schedule& schedule,
       check_weights(weights, config, rank, local_experts);
       check_b1(weights, config, rank, local_experts);
     }
-    return group.implementation().forward({config, schedule, placement, arguments, options});
+    Saved saved = group.implementation().forward({config, schedule, placement, arguments, options});
+    if (!saved.empty()) saved.state().owner = group.implementation().number();
+    return saved;
   });
 }
 
@@ -197,6 +202,7 @@ Saved attach_saved(Group& group, const LayerConfig& config, const Schedule& sche
                    std::span<const CallerMemory> memory) {
   check_call(group, {config, schedule, Direction::kForward, placement}, memory.size());
   auto saved = std::make_shared<internal::SavedState>();
+  saved->owner = group.implementation().number();
   saved->config = config;
   saved->placement = placement;
   saved->first_rank = group.first_local_rank();
@@ -222,8 +228,9 @@ Saved attach_saved(Group& group, const LayerConfig& config, const Schedule& sche
 PendingWeightGradients backward(Group& group, const LayerConfig& config, const Schedule& schedule, const Saved& saved,
                                 std::span<const BackwardArguments> arguments, const CallOptions& options) {
   return collective(group, [&] {
-    if (saved.empty()) refuse("saved: empty; it comes from forward()");
+    if (saved.empty()) refuse_empty_saved();
     const internal::SavedState& state = saved.state();
+    check_owner(state, group, "saved");
     if (state.used_up) refuse("saved: used up by an earlier backward with last_use");
     check_call(group, {config, schedule, Direction::kBackward, state.placement}, arguments.size());
     check_timer(options, group);
@@ -253,7 +260,9 @@ PendingWeightGradients backward(Group& group, const LayerConfig& config, const S
       check_dw1(own.gradients, config, rank, local_experts);
       check_dw2(own.gradients, config, rank, local_experts);
     }
-    return PendingWeightGradients(group.implementation().backward({config, schedule, saved, arguments, options, use}));
+    PendingWeightGradients work(group.implementation().backward({config, schedule, saved, arguments, options, use}));
+    if (!work.empty()) work.state().owner = group.implementation().number();
+    return work;
   });
 }
 
@@ -261,7 +270,7 @@ void weight_gradients(Group& group, const PendingWeightGradients& work,
                       std::span<const WeightGradientArguments> arguments) {
   if (work.empty()) refuse("work: empty; it comes from backward() with weight_gradients = later");
   internal::PendingState& state = work.state();
-  if (state.owner != &group.implementation()) refuse("work: of another group");
+  check_owner(state, group, "work");
   const LayerShape& shape = state.config.shape;
   if (arguments.size() != state.ranks.size()) {
     refuse(fmt::format("arguments: {} given; one for each of the {} local ranks is needed", arguments.size(),
@@ -287,9 +296,13 @@ void weight_gradients(Group& group, const PendingWeightGradients& work,
 }
 
 const BFloat16* Saved::z(int rank) const {
-  return state_->ranks.at(rank - state_->first_rank).z;
+  if (empty()) refuse_empty_saved();
+  const int first = state_->first_rank;
+  check_index(rank, first, first + static_cast<int64_t>(state_->ranks.size()), "rank");
+  return state_->ranks[static_cast<std::size_t>(rank - first)].z;
 }
 const Placement& Saved::placement() const {
+  if (empty()) refuse_empty_saved();
   return state_->placement;
 }
 

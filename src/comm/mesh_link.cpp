@@ -43,24 +43,34 @@ std::optional<MeshFailure> MeshLink::failure() {
     if (message.word == Word::kLeft) left_ = true;
     if (message.word == Word::kKnown) known_ = true;
     if (message.word == Word::kReady) ready_ = true;
+    const auto words = [&] {
+      return std::string(message.text, std::min<std::size_t>(message.size, sizeof(message.text)));
+    };
+    if (message.word == Word::kRefused) refusal_ = {static_cast<uint32_t>(message.death), words()};
     if (message.word != Word::kFailed) continue;
     over_ = true;
-    const std::size_t length = std::min<std::size_t>(message.size, sizeof(message.text));
-    return MeshFailure{Error(static_cast<Status>(message.status), std::string(message.text, length)), message.death,
+    return MeshFailure{Error(static_cast<Status>(message.status), words()), message.death,
                        message.death == 0 || note_death(message.death)};
   }
   return std::nullopt;
 }
 
 void MeshLink::tell_failure(const MeshFailure& failure) noexcept {
-  Message message{Word::kFailed, static_cast<int32_t>(failure.error.status()), failure.death, 0, {}};
-  message.size = static_cast<uint32_t>(std::min(std::strlen(failure.error.what()), sizeof(message.text)));
-  std::memcpy(message.text, failure.error.what(), message.size);
-  send(message);
+  send({Word::kFailed, static_cast<int32_t>(failure.error.status()), failure.death, 0, {}}, failure.error.what());
+}
+
+void MeshLink::tell_refused(uint32_t call, const char* why) noexcept {
+  send({Word::kRefused, 0, call, 0, {}}, why);
 }
 
 void MeshLink::tell_left() noexcept {
   send({Word::kLeft, 0, 0, 0, {}});
+}
+
+void MeshLink::send(Message message, const char* text) noexcept {
+  message.size = static_cast<uint32_t>(std::min(std::strlen(text), sizeof(message.text)));
+  std::memcpy(message.text, text, message.size);
+  send(message);
 }
 
 void MeshLink::send(const Message& message) noexcept {

@@ -42,6 +42,12 @@ class MeshLink {
   std::optional<MeshFailure> failure();
   // It has ended its part in the mesh, in order.
   bool left() const { return left_; }
+  // The last call that it has said it takes no part in, and why.
+  struct Refusal {
+    uint32_t call;
+    std::string why;
+  };
+  const std::optional<Refusal>& refusal() const { return refusal_; }
 
   // While ranks meet: the peer knows of this link, which is no death if it breaks off before; and has links to all.
   bool known() const { return known_; }
@@ -57,17 +63,19 @@ class MeshLink {
   // Best effort: do not wait.
   void tell_failure(const MeshFailure& failure) noexcept;
   void tell_left() noexcept;
+  void tell_refused(uint32_t call, const char* why) noexcept;
 
  private:
-  enum class Word : uint32_t { kFailed = 1, kLeft, kKnown, kReady };
+  enum class Word : uint32_t { kFailed = 1, kLeft, kKnown, kReady, kRefused };
   struct Message {
     Word word;
     int32_t status;
-    uint64_t death;
+    uint64_t death;  // kRefused: the call
     uint32_t size;
     char text[2028];
   };
   void send(const Message& message) noexcept;
+  void send(Message message, const char* text) noexcept;
 
   int peer_ = -1;
   uint64_t member_ = 0;
@@ -77,6 +85,7 @@ class MeshLink {
   bool ready_ = false;
   bool told_ready_ = false;
   bool over_ = false;
+  std::optional<Refusal> refusal_;
 };
 
 }  // namespace uniep

@@ -190,7 +190,7 @@ class ProcessMemory final : public SymmetricMemory {
     if (driver().cuMemGetAddressRange(&first, &size, address) != CUDA_SUCCESS) refuse("it is no device memory");
     part.offset = static_cast<int64_t>(address - first);
     part.size = static_cast<int64_t>(size);
-    if (part.offset + part.bytes > part.size) {
+    if (part.bytes > part.size - part.offset) {
       refuse("its allocation ends after " + std::to_string(part.size - part.offset) + " bytes");
     }
     CUmemGenericAllocationHandle handle = 0;

@@ -33,7 +33,7 @@ const MeshBootstrap& checked(const MeshBootstrap& bootstrap) {
   return bootstrap;
 }
 
-// A rank that this one is in another collective with has begun anew.
+// A rank that this one is in a collective with has begun anew, or refused the call that it is of.
 struct Awaited {
   int rank;
 };
@@ -137,6 +137,23 @@ void RankMesh::begin_again(double seconds) {
   const std::vector<Transfer> transfers = run_collective(Kind::kBeginAgain, {}, -1, deadline_of(seconds));
   for (const Transfer& transfer : transfers) sequence_ = std::max(sequence_, transfer.header_in.sequence);
   awaiting_ = -1;
+  refusal_.clear();
+}
+
+void RankMesh::refuse(uint32_t call, const std::string& why) noexcept {
+  // Ranks that make no calls read nothing, and words that come later are to find room. One that has refused a call
+  // had read what there was.
+  constexpr uint32_t kMost = 16;
+  if (broken_ || ::getpid() != owner_) return;
+  ++refused_;
+  for (MeshLink& link : links_) {
+    const bool reads = link.refusal() && call - link.refusal()->call <= kMost;
+    if (refused_ <= kMost || reads) link.tell_refused(call, why.c_str());
+  }
+}
+
+bool RankMesh::has_refused(const MeshLink& link) const {
+  return call_ && link.refusal() && static_cast<int32_t>(link.refusal()->call - *call_) >= 0;
 }
 
 void RankMesh::fail(const std::string& why) noexcept {
@@ -206,9 +223,17 @@ std::vector<RankMesh::Transfer> RankMesh::run_collective(Kind kind, std::span<co
       if (left.received >= sizeof(Header)) transfer.in.resize(left.header_in.bytes);
     }
     wait(transfers, deadline);
+    refused_ = 0;
     return transfers;
   } catch (const Awaited& awaited) {
-    leave_collective(transfers, awaited.rank);
+    if (const std::optional<MeshFailure> failure = failure_of_peers()) throw Error(break_with(*failure));
+    int awaiting = awaited.rank;
+    for (const MeshLink& link : links_) {
+      if (!link || !has_refused(link) || !refusal_.empty()) continue;
+      awaiting = link.peer();
+      refusal_ = link.refusal()->why;
+    }
+    leave_collective(transfers, awaiting);
     throw_left();
   } catch (const Error& error) {
     throw Error(break_with({error}));
@@ -240,6 +265,10 @@ void RankMesh::leave_collective(std::vector<Transfer>& transfers, int awaiting) 
 }
 
 void RankMesh::throw_left() const {
+  if (!refusal_.empty()) {
+    throw Error(Status::kTimeout, "rank " + std::to_string(awaiting_) + " refused the call: " + refusal_ +
+                                      "; recover() makes the group usable again");
+  }
   throw Error(Status::kTimeout, "rank " + std::to_string(awaiting_) +
                                     " gave up a call that failed there, and waits in recover() for the other ranks");
 }
@@ -260,6 +289,7 @@ void RankMesh::wait(std::vector<Transfer>& transfers, const Deadline& deadline) 
     const std::optional<MeshFailure> failure = failure_of_peers();
     open.clear();
     std::vector<int> awaited;
+    int refusing = -1;
     for (Transfer& transfer : transfers) {
       if (transfer.peer < 0) continue;
       MeshLink& link = links_[static_cast<std::size_t>(transfer.peer)];
@@ -271,6 +301,9 @@ void RankMesh::wait(std::vector<Transfer>& transfers, const Deadline& deadline) 
                                          name_of(transfer.header_out) + " was over");
       }
       if (!transfer.complete()) awaited.push_back(transfer.peer);
+      // Likewise it has sent all that it will for this call.
+      const bool may_leave = transfer.header_out.kind != Kind::kBeginAgain && !transfer.complete();
+      if (may_leave && refusing < 0 && has_refused(link)) refusing = transfer.peer;
       const int events = (transfer.sends() ? POLLOUT : 0) | (transfer.receives() ? POLLIN : 0);
       const bool waits = !transfer.closed && events != 0;
       open.push_back({waits ? link.data() : -1, static_cast<short>(events), 0});
@@ -282,6 +315,7 @@ void RankMesh::wait(std::vector<Transfer>& transfers, const Deadline& deadline) 
       return;
     }
     if (failure) throw Error(break_with(*failure));
+    if (refusing >= 0) throw Awaited{refusing};
     if (over && awaited.size() > 1 && !asked) {  // one of them may be about to say which one it waits for itself
       asked = true;
       ::poll(open.data(), open.size(), kAskMilliseconds);

@@ -81,8 +81,27 @@ class RankMesh {
   // Begins anew behind a failure that not all ranks have seen: a rank that is in another collective, or comes to one,
   // leaves it with Error(kTimeout), and so it is with every later one until it begins anew, too.
   void begin_again(double seconds = 0);
-  // Which rank waits in begin_again() for this one; -1: none that this one has met.
+  // Which rank waits in begin_again() for this one, or refused the call that this one has left; -1: none.
   int awaiting_rank() const { return awaiting_; }
+
+  // Collectives belong to a call of the group's while this lives.
+  class OfCall {
+   public:
+    OfCall(RankMesh* mesh, uint32_t call) : mesh_(mesh) {
+      if (mesh_ != nullptr) mesh_->call_ = call;
+    }
+    ~OfCall() {
+      if (mesh_ != nullptr) mesh_->call_.reset();
+    }
+    OfCall(const OfCall&) = delete;
+    OfCall& operator=(const OfCall&) = delete;
+
+   private:
+    RankMesh* mesh_;
+  };
+  // Tells all ranks that this one takes no part in a call: where they wait for it in a collective of that call they
+  // leave it with Error(kTimeout), as in begin_again(). Of no consequence to those that do not. Does not wait.
+  void refuse(uint32_t call, const std::string& why) noexcept;
 
   // Tells all ranks that this one can not go on: what they wait for ends with "rank R failed: why". Does not wait.
   void fail(const std::string& why) noexcept;
@@ -115,6 +134,7 @@ class RankMesh {
   void receive(Transfer& transfer);
   void check_header(const Transfer& transfer) const;
   Deadline deadline_of(double seconds) const { return Deadline(seconds > 0 ? seconds : wait_seconds_); }
+  bool has_refused(const MeshLink& link) const;
   void leave_collective(std::vector<Transfer>& transfers, int awaiting);
   [[noreturn]] void throw_left() const;
   const Error& break_with(const MeshFailure& failure) noexcept;
@@ -127,6 +147,9 @@ class RankMesh {
   std::vector<MeshLink> links_;  // by rank; none to this one
   std::vector<Left> left_;       // by rank: of a collective that was left
   int awaiting_ = -1;
+  std::string refusal_;           // why that one did not take part, if it is known
+  std::optional<uint32_t> call_;  // of the collectives
+  uint32_t refused_ = 0;          // calls since the last collective
   std::optional<MeshFailure> broken_;
   std::atomic<bool> interrupted_{false};
 };

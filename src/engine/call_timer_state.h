@@ -11,7 +11,7 @@ namespace uniep::internal {
 // A CallTimer's: what the engine's calls write, one entry a local rank. An entry counts if it has the newest call's
 // number: an earlier call may still be about to write it, of another timer, too, which had the memory before.
 struct CallTimerState {
-  const void* owner = nullptr;  // the Engine that it comes from
+  uint64_t owner = 0;  // the Engine::number() that it comes from
   int first_rank = 0, count = 0;
   std::shared_ptr<RankTimes> ranks;
   uint32_t call = 0;  // a number of the newest call that was given it, of no other call or timer; 0: none

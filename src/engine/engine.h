@@ -1,6 +1,8 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <span>
@@ -67,6 +69,7 @@ struct SavedRank {
 };
 
 struct SavedState : std::enable_shared_from_this<SavedState> {
+  uint64_t owner = 0;  // the Engine::number() that it comes from
   LayerConfig config;
   Placement placement;
   int first_rank = 0;
@@ -84,7 +87,7 @@ struct PendingRank {
 };
 
 struct PendingState {
-  const void* owner = nullptr;  // the Engine that it comes from
+  uint64_t owner = 0;  // the Engine::number() that it comes from
   LayerConfig config;
   Schedule schedule;  // of the backward
   Placement placement;
@@ -136,6 +139,7 @@ struct CombineCall {
 class SymmetricBlock {
  public:
   virtual ~SymmetricBlock() = default;
+  virtual RankSpan local() const = 0;      // ranks of this process
   virtual void* data(int rank) const = 0;  // of a local rank
   virtual std::size_t bytes() const = 0;
 };
@@ -198,6 +202,8 @@ class Engine {
   // Behind the gate's close(), from any thread, once: what runs or waits inside is to end. Waits for nothing.
   virtual void end_calls() noexcept {}
   CallGate& gate() { return gate_; }
+  // No other engine's of the process, before or after: an address may come again.
+  uint64_t number() const { return number_; }
   LegalSchedules& legal_schedules() { return legal_schedules_; }
 
   // Collective where ranks are in several processes, which begin what follows together: copies what each process gives
@@ -221,6 +227,11 @@ class Engine {
   const Disturbance& disturbance() const { return disturbance_; }
 
  private:
+  static uint64_t next_number() {
+    static std::atomic<uint64_t> engines{0};
+    return ++engines;
+  }
+  const uint64_t number_ = next_number();
   CallGate gate_;
   LegalSchedules legal_schedules_;
   Disturbance disturbance_;

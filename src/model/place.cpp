@@ -129,7 +129,7 @@ std::shared_ptr<internal::PlacementState> begin_placement(const LayerShape& shap
   state->shape = shape;
   state->ranks = ranks;
   state->capacity = capacity.rows;
-  state->local = local;
+  state->placed_by = state->local = local;
   state->rank.resize(ranks);
   for (int rank = 0; rank <= ranks; ++rank) {
     state->expert_begin.push_back(static_cast<int32_t>(rank * shape.experts / ranks));
@@ -197,29 +197,50 @@ int64_t with_counts(const internal::PlacementState& state, Read&& read) {
   return state.counts_on_devices ? read(state.engine_tables->with_counts(state)) : read(state);
 }
 
+const internal::PlacementState& placed(const std::shared_ptr<const internal::PlacementState>& state) {
+  if (state == nullptr) refuse("placement: empty; call place() first");
+  return *state;
+}
+const internal::PlacementState& placed_for_rank(const std::shared_ptr<const internal::PlacementState>& state,
+                                                int rank) {
+  check_index(rank, 0, placed(state).ranks, "rank");
+  return *state;
+}
+const internal::PlacementState& placed_for_expert(const std::shared_ptr<const internal::PlacementState>& state,
+                                                  int64_t expert) {
+  check_index(expert, 0, placed(state).shape.experts, "expert");
+  return *state;
+}
+
 }  // namespace
 
 int64_t Placement::rows(int rank) const {
-  return with_counts(*state_, [&](const auto& state) { return state.rows.at(rank); });
+  return with_counts(placed_for_rank(state_, rank), [&](const auto& state) { return state.rows.at(rank); });
 }
 int64_t Placement::padded_rows(int rank) const {
-  return with_counts(*state_, [&](const auto& state) { return state.padded_rows.at(rank); });
+  return with_counts(placed_for_rank(state_, rank), [&](const auto& state) { return state.padded_rows.at(rank); });
 }
 int64_t Placement::tokens(int rank) const {
+  const internal::PlacementState& own = placed_for_rank(state_, rank);
   const auto tokens = [rank](const internal::PlacementState& state) { return state.rank.at(rank).tokens; };
-  return state_->local.contains(rank) ? tokens(*state_) : with_counts(*state_, tokens);
+  return own.local.contains(rank) ? tokens(own) : with_counts(own, tokens);
 }
 bool Placement::dense(int rank) const {
+  const internal::RankSpan local = placed(state_).local;
+  check_index(rank, local.first, local.first + local.count, "rank");
   return state_->rank.at(rank).dense;
 }
 int64_t Placement::expert_rows(int64_t expert) const {
-  return with_counts(*state_, [&](const auto& state) { return state.expert_rows.at(expert); });
+  return with_counts(placed_for_expert(state_, expert),
+                     [&](const auto& state) { return state.expert_rows.at(expert); });
 }
 int64_t Placement::expert_segment(int64_t expert) const {
-  return with_counts(*state_, [&](const auto& state) { return state.segment_start.at(expert); });
+  return with_counts(placed_for_expert(state_, expert),
+                     [&](const auto& state) { return state.segment_start.at(expert); });
 }
 int64_t Placement::routed(int source_rank, int64_t expert) const {
-  return with_counts(*state_,
+  check_index(source_rank, 0, placed(state_).ranks, "source_rank");
+  return with_counts(placed_for_expert(state_, expert),
                      [&](const auto& state) { return state.counts.at(source_rank * state.shape.experts + expert); });
 }
 

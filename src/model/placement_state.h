@@ -42,7 +42,8 @@ class EngineTables {
 struct PlacementState {
   LayerShape shape;
   int ranks = 1;
-  RankSpan local;                       // of this process: what the others are given the host may not know
+  RankSpan placed_by;                   // the process's ranks, whose tables there are
+  RankSpan local;                       // of those the host knows what they are given; by need of all
   std::vector<int32_t> expert_begin;    // [W + 1] first global expert of a rank
   std::vector<int32_t> rank_of_expert;  // [E]
   std::vector<int32_t> counts;          // [W, E] rows that a source sends to an expert

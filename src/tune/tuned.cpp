@@ -189,6 +189,14 @@ TunedSchedule read_entry(const Parsed& json, const std::string& where) {
 
 }  // namespace
 
+bool is_utf8(const std::string& text) {
+  try {
+    return !Json(text).dump().empty();
+  } catch (const Json::type_error&) {
+    return false;
+  }
+}
+
 std::string conditions_of(const PartialSchedule& given) {
   std::vector<std::pair<std::string, std::string>> fields = given.values();
   std::sort(fields.begin(), fields.end());

@@ -28,6 +28,9 @@ struct TunedKey {
   bool operator==(const TunedKey&) const = default;
 };
 
+// Whether a TunedKey::machine can be kept.
+bool is_utf8(const std::string& text);
+
 // TunedKey::conditions of uniform routing.
 std::string conditions_of(const PartialSchedule& given);
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "io/quote.h"
 #include "model/refuse.h"
 #include "tune/rank_names.h"
 #include "tune/tuner_state.h"
@@ -60,6 +61,10 @@ void Tuner::Implementation::check_options() const {
   const TunerOptions& o = options_;
   if (o.ranks < 1) refuse(fmt::format("ranks: {}; must be 1 or more", o.ranks));
   if (o.rank < 0 || o.rank >= o.ranks) refuse(fmt::format("rank: {}; must be 0 to {}", o.rank, o.ranks - 1));
+  if (o.ranks == 1 && o.machine.processes && o.machine.ranks > 1) {
+    refuse(fmt::format("ranks: 1; the machine has a process for each of {} ranks, which tune together: must be {}",
+                       o.machine.ranks, o.machine.ranks));
+  }
   if (o.ranks > 1 && o.exchange == nullptr) refuse(fmt::format("exchange: null; {} ranks need one", o.ranks));
   if (!o.check) refuse("check: null; no candidate may run in the job that has not shown its bits before");
   if (o.layers.empty()) refuse("layers: none; at least one is needed");
@@ -69,6 +74,10 @@ void Tuner::Implementation::check_options() const {
   if (o.groups < 1) refuse(fmt::format("groups: {}; must be 1 or more", o.groups));
   if (o.group < 0 || o.group >= o.groups) refuse(fmt::format("group: {}; must be 0 to {}", o.group, o.groups - 1));
   if (!o.folder.empty() && o.machine_name.empty()) refuse("machine_name: empty; entries of the folder need one");
+  if (!o.folder.empty() && !tune::is_utf8(o.machine_name)) {
+    refuse(fmt::format("machine_name: {}; must be UTF-8, which entries of the folder are",
+                       io::quote_text(o.machine_name)));
+  }
   for (std::size_t layer = 0; layer < o.layers.size(); ++layer) {
     const TunerLayer& own = o.layers[layer];
     if (own.tokens < 0 || own.tokens > kMaxTokens) {

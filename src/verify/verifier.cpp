@@ -37,6 +37,7 @@ bool Verifier::due(const std::string& layer, Direction direction) const {
 
 void Verifier::after_forward(const VerifiedCall& given, std::span<const ForwardArguments> arguments,
                              const Saved& saved) {
+  if (!saved.empty()) api::check_owner(saved.state(), state_->group, "saved");
   with_heap([&] { state_->see(given.layer); });
   if (!state_->due(given.layer, Direction::kForward)) return;
   with_heap([&] {

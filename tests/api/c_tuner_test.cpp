@@ -262,6 +262,10 @@ TEST_F(CTuner, RefusesByNameAndGivesTheCallersStatus) {
   options_.folder = "somewhere";
   EXPECT_EQ(refused(), UNIEP_INVALID_ARGUMENT);
   because("machine_name");
+  options_.machine_name = "gpu\xff";
+  EXPECT_EQ(refused(), UNIEP_INVALID_ARGUMENT);
+  because("machine_name: 'gpu\\xff, ");
+  options_.machine_name = nullptr;
   options_.folder = nullptr;
 
   const TunerHandle tuner = make();

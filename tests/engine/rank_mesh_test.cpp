@@ -276,6 +276,37 @@ TEST(RankMesh, ARankThatBeginsAgainEndsTheExchangesOfTheOthers) {
   expect_lines(processes, "none");
 }
 
+// As above, but it says so before it begins anew, and why. What all refuse ends nothing, nor what is of no call.
+TEST(RankMesh, ARankThatRefusesACallEndsTheExchangesOfThat) {
+  auto processes = start(fresh_name(), 3, kLong, kLong, [&](RankMesh& mesh, const Reporter& reporter) {
+    std::string wrong;
+    uint32_t call = 0;
+    for (int round = 0; round < 24 && wrong.empty(); ++round) {
+      const std::size_t size = round % 3 == 0 ? 100 : std::size_t{1} << 20;
+      for (int i = 0; i < 20; ++i) mesh.refuse(++call, "all refuse it");
+      mesh.refuse(++call, "it is of no exchange");
+      if (exchange_all(mesh, size) != "right") wrong = "an exchange of no call";
+      const RankMesh::OfCall of_call(&mesh, ++call);
+      const std::string why = "why in round " + std::to_string(round);
+      if (mesh.rank() == 1) {
+        if (round % 4 == 2) ::usleep(20000);
+        mesh.refuse(call, why);
+      }
+      for (int again = 0; again < 2 && mesh.rank() != 1; ++again) {
+        if (round % 4 == 3) ::usleep(20000);
+        const std::string end = reporter.error_of([&] { mesh.all_gather(pattern(mesh.rank(), size)); });
+        if (!has(end, "rank 1 refused the call: " + why + "; recover() makes the group usable again")) wrong = end;
+      }
+      mesh.begin_again();
+      const RankMesh::OfCall of_next(&mesh, ++call);
+      if (exchange_all(mesh, size) != "right") wrong = "the next call";
+    }
+    reporter.line(wrong.empty() ? "right" : wrong);
+  });
+  expect_lines(processes, "right");
+  expect_lines(processes, "none");
+}
+
 TEST(RankMesh, ARankThatDoesNotBeginAgainIsNamedInTime) {
   auto processes = start(fresh_name(), 2, kLong, 0.5, [](RankMesh& mesh, const Reporter& reporter) {
     if (mesh.rank() == 1) ::usleep(1500000);

@@ -2,7 +2,10 @@
 // stand-in for the CUDA driver.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdlib>
+#include <thread>
 #include <vector>
 
 #include "comm/symmetric_memory.h"
@@ -63,6 +66,33 @@ TEST(MemoryReclaimer, IsAskedOnceForWhatIsNotThereAnyway) {
   EXPECT_NE(memory, nullptr);
   EXPECT_EQ(framework.asked.size(), 1u);
   allocator.release(allocator.context, memory, 4096, 0, {});
+}
+
+// As a framework's thread may that holds a lock which the reclaimer waits for.
+TEST(MemoryReclaimer, AnotherThreadMayGiveABlockBackMeanwhile) {
+  fake();
+  struct Given {
+    cuda::BlockCache cache{0, {0}};
+    Allocator allocator = cache.allocator();
+    void* block = allocator.allocate(allocator.context, 4096, 64, 0, {});
+    std::thread other;
+    std::atomic<bool> over = false;
+    bool in_time = false;
+  } given;
+  const auto give_back = [](void* context, int) {
+    auto& own = *static_cast<Given*>(context);
+    own.other = std::thread([&own] {
+      own.allocator.release(own.allocator.context, own.block, 4096, 0, {});
+      own.over = true;
+    });
+    for (int i = 0; i < 5000 && !own.over; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    own.in_time = own.over;
+  };
+  set_memory_reclaimer(give_back, &given);
+  EXPECT_EQ(given.allocator.allocate(given.allocator.context, std::size_t{1} << 60, 64, 0, {}), nullptr);
+  set_memory_reclaimer(nullptr, nullptr);
+  given.other.join();
+  EXPECT_TRUE(given.in_time);
 }
 
 TEST(MemoryReclaimer, IsNobodyWhereNoneIsSet) {

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <functional>
+#include <limits>
 #include <random>
 
 #include "comm/symmetric_memory.h"
@@ -197,6 +198,8 @@ TEST(ProcessMemory, TheCallersMemoryIsSharedWhereItLies) {
       reporter.line(right ? "right" : "wrong");
       // Too long on one rank; then memory that can not be exported on one.
       reporter.line(reporter.error_of([&] { share_memory(mesh, base, rank == 1 ? 5'000'000 : 1000, 0); }));
+      constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
+      reporter.line(reporter.error_of([&] { share_memory(mesh, base, kMost, 0); }));
       CUdeviceptr plain = 0;
       cuda::check(cuda::driver().cuMemAlloc(&plain, 1000), "cuMemAlloc");
       void* const given = rank == 2 ? reinterpret_cast<void*>(plain) : base;
@@ -207,9 +210,10 @@ TEST(ProcessMemory, TheCallersMemoryIsSharedWhereItLies) {
     reporter.line(leaks());
   });
   expect_lines(processes, "right");
-  for (const char* text : {"its allocation ends after", "it is from cudaMalloc or the like"}) {
+  for (const char* text : {"of 5000000 bytes", "of 9223372036854775807 bytes", "it is from cudaMalloc or the like"}) {
     const std::string error = processes[0].line();
     EXPECT_TRUE(has(error, text) && error.starts_with("invalid argument: rank ")) << error;
+    EXPECT_EQ(has(error, "its allocation ends after"), !has(text, "cudaMalloc")) << error;
     EXPECT_EQ(processes[1].line(), error);
     EXPECT_EQ(processes[2].line(), error);
   }

@@ -19,7 +19,7 @@
 namespace uniep::test {
 namespace {
 
-constexpr double kLimitSeconds = 1;
+constexpr double kLimitSeconds = 1;  // where a rank is waited for in vain
 
 std::vector<std::byte> bytes_of(const std::string& text) {
   std::vector<std::byte> bytes(text.size());
@@ -38,7 +38,7 @@ std::string text_of(const std::vector<std::vector<std::byte>>& all) {
 using RankBody = std::function<void(int rank, Group& group, const Reporter& reporter)>;
 
 // Each rank in a process of its own, with its end as the last line.
-std::vector<Process> start_group(int ranks, const RankBody& body) {
+std::vector<Process> start_group(int ranks, const RankBody& body, double limit_seconds = 20) {
   const std::string id = make_unique_id();
   std::vector<Process> processes;
   for (int rank = 0; rank < ranks; ++rank) {
@@ -52,7 +52,7 @@ std::vector<Process> start_group(int ranks, const RankBody& body) {
         options.ranks = ranks;
         options.rank = rank;
         options.bootstrap = id;
-        options.arrival_timeout_seconds = kLimitSeconds;
+        options.arrival_timeout_seconds = limit_seconds;
         Group group(options);
         body(rank, group, reporter);
       });
@@ -116,7 +116,7 @@ TEST(TunerExchange, GivesBackWhatAProcessOfAllRanksGives) {
 }
 
 TEST(TunerExchange, NamesARankThatDoesNotComeInTime) {
-  std::vector<Process> processes = start_group(3, [](int rank, Group& group, const Reporter& reporter) {
+  const RankBody body = [](int rank, Group& group, const Reporter& reporter) {
     const std::shared_ptr<TunerExchange> exchange = make_tuner_exchange(group);
     exchange->give(0, bytes_of("x"));
     if (rank == 1) std::this_thread::sleep_for(std::chrono::seconds(4));
@@ -124,7 +124,8 @@ TEST(TunerExchange, NamesARankThatDoesNotComeInTime) {
     reporter.line(reporter.error_of([&] { exchange->take(0); }));
     const double seconds = monotonic_seconds() - begin;
     reporter.line(seconds < kLimitSeconds + kSlackSeconds ? "in time" : "late");
-  });
+  };
+  std::vector<Process> processes = start_group(3, body, kLimitSeconds);
   for (const std::size_t rank : {0u, 2u}) {
     const std::string line = processes[rank].line();
     EXPECT_NE(line.find("rank 1 did not take part in all_gather"), std::string::npos) << line;
@@ -226,7 +227,8 @@ TEST(TunerExchange, CarriesATunersRanks) {
   for (const std::string& line : lines) EXPECT_EQ(line, lines[0]);
 }
 
-TEST(TunerExchange, CarriesTheRanksOfTunersInC) {
+// Of the options' rank and ranks, or where these are left 0 of the group's.
+void run_tuners_in_c(bool given) {
   const std::string id = make_unique_id();
   std::vector<Process> processes;
   for (int rank = 0; rank < 2; ++rank) {
@@ -258,8 +260,8 @@ TEST(TunerExchange, CarriesTheRanksOfTunersInC) {
       options.size = sizeof(options);
       options.layers = &layer;
       options.layer_count = 1;
-      options.rank = rank;
-      options.ranks = 2;
+      options.rank = given ? rank : 0;
+      options.ranks = given ? 2 : 0;
       options.check = [](void*, int32_t, int32_t, const char*, const char*, uniep_tuner_check*) { return UNIEP_OK; };
       options.until = rank == 0 ? 2 : 7;  // rank 0's counts
       uniep_tuner* tuner = nullptr;
@@ -270,10 +272,43 @@ TEST(TunerExchange, CarriesTheRanksOfTunersInC) {
       succeeds(uniep_tuner_describe(tuner, &state));
       reporter.line(state.frozen != 0 ? "frozen" : "not frozen");
       uniep_tuner_destroy(tuner);
+      // Alone it would soon run other Schedules than its peer.
+      options.rank = 0;
+      options.ranks = 1;
+      reporter.line(uniep_tuner_create(group, &options, &tuner) == UNIEP_OK ? "alone" : uniep_last_error());
+      options.give = [](void*, int64_t, const void*, size_t) { return UNIEP_OK; };
+      options.take = [](void*, int64_t, void*, void (*)(void*, const void*, size_t)) { return UNIEP_OK; };
+      reporter.line(uniep_tuner_create(group, &options, &tuner) == UNIEP_OK ? "alone" : uniep_last_error());
+      options.rank = 1 - rank;
+      options.ranks = 0;
+      options.give = nullptr;
+      options.take = nullptr;
+      reporter.line(rank == 1 ? "is the default"
+                              : std::to_string(uniep_tuner_create(group, &options, &tuner)) + uniep_last_error());
       uniep_group_destroy(group);
     });
   }
-  for (Process& process : processes) EXPECT_EQ(process.line(), "frozen");
+  for (std::size_t rank = 0; rank < processes.size(); ++rank) {
+    Process& process = processes[rank];
+    EXPECT_EQ(process.line(), "frozen");
+    EXPECT_EQ(process.line(),
+              "options.give and take: NULL, and options.rank and ranks are 0 and 1; over the group's own connection "
+              "they must be " +
+                  std::to_string(rank) + " and 2");
+    EXPECT_EQ(process.line(),
+              "ranks: 1; the machine has a process for each of 2 ranks, which tune together: must be 2");
+    EXPECT_EQ(process.line(), rank == 1 ? "is the default"
+                                        : "1options.give and take: NULL, and options.rank and ranks are 1 and 0; over "
+                                          "the group's own connection they must be 0 and 2");
+  }
+}
+
+TEST(TunerExchange, CarriesTheRanksOfTunersInC) {
+  run_tuners_in_c(true);
+}
+
+TEST(TunerExchange, TakesTheRanksOfTunersInCFromTheGroup) {
+  run_tuners_in_c(false);
 }
 
 }  // namespace

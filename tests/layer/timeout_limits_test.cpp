@@ -1,11 +1,16 @@
 #include <gtest/gtest.h>
 
+#include <clocale>
+#include <cstdlib>
+#include <fstream>
 #include <limits>
+#include <string>
 
 #include "support/disturb.h"
 #include "support/environment.h"
 #include "support/expect_error.h"
 #include "support/random_layer.h"
+#include "support/temporary_folder.h"
 
 // Which limits of time a Group takes: of its options and of the environment.
 namespace uniep::test {
@@ -59,6 +64,35 @@ TEST(TimeoutLimits, OtherVariablesAreRefused) {
       const Group given(options_with(limit, 60));  // goes before the variable
     }
   }
+}
+
+TEST(TimeoutLimits, VariablesAreReadAlikeInEveryLocale) {
+  const auto takes = [](const char* text) {
+    const ScopedVariable variable("UNIEP_TIMEOUT_S", text);
+    const Group group(options_with(kLimits[0], 0));
+  };
+  const auto all_are_taken = [&] {
+    for (const char* text : {"60", "1.5", ".5", "+2.5", " \t7", "1e3", "2.5E-1", "0x10", "0X1.8p3", "+0x.8"}) {
+      EXPECT_NO_THROW(takes(text)) << text;
+    }
+    for (const char* text : {"1,5", "+", "0x", "+-5", "- 5", "1.5 ", "0x1g", " ", "1e999", "1e-999", "1.5.5"}) {
+      expect_error(Status::kInvalidArgument, std::string("UNIEP_TIMEOUT_S: '") + text + "'; must be",
+                   [&] { takes(text); });
+    }
+  };
+  all_are_taken();
+  // One whose numbers have a comma. localedef warns of all that it lacks, and says that it failed.
+  const TemporaryFolder folder;
+  const std::string source = (folder / "comma").string(), made = (folder / "xx_XX").string();
+  std::ofstream(source) << "LC_NUMERIC\ndecimal_point \",\"\nthousands_sep \"\"\ngrouping -1\nEND LC_NUMERIC\n";
+  const std::string make = "localedef -c -i '" + source + "' -f ANSI_X3.4-1968 '" + made + "' >/dev/null 2>&1";
+  [[maybe_unused]] const int status = std::system(make.c_str());
+  const ScopedVariable place("LOCPATH", folder.path().string());
+  const std::string before = std::setlocale(LC_NUMERIC, nullptr);
+  if (std::setlocale(LC_NUMERIC, "xx_XX") == nullptr) GTEST_SKIP() << "no localedef here";
+  EXPECT_EQ(std::strtod("1,5", nullptr), 1.5);
+  all_are_taken();
+  std::setlocale(LC_NUMERIC, before.c_str());
 }
 
 TEST(TimeoutLimits, TheLargestIsNoTimeOutAtOnce) {

@@ -494,6 +494,11 @@ TEST(Tuner, BadOptionsAreRefused) {
   refused([](TunerOptions& o) { o.groups = 0; }, "groups: 0");
   refused([](TunerOptions& o) { o.group = 1; }, "group: 1");
   refused([](TunerOptions& o) { o.folder = "x", o.machine_name = ""; }, "machine_name: empty");
+  for (const char* name : {"gpu\xff", "\xc3", "\x80", "a\xed\xa0\x80"}) {
+    refused([&](TunerOptions& o) { o.folder = "x", o.machine_name = name; }, "machine_name: '");
+  }
+  refused([](TunerOptions& o) { o.machine.processes = true, o.machine.ranks = 2; },
+          "ranks: 1; the machine has a process for each of 2 ranks, which tune together: must be 2");
   refused([](TunerOptions& o) { o.layers[0].forward.order.raster = 0; }, "layers[0].forward: ");
   refused([](TunerOptions& o) { o.layers[0].tokens = -1; }, "layers[0].tokens: -1; must be 0 to 1099511627776");
   refused([](TunerOptions& o) { o.layers[0].tokens = (int64_t{1} << 40) + 1; }, "layers[0].tokens: 1099511627777");

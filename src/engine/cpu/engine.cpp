@@ -122,6 +122,7 @@ class HostBlock final : public internal::SymmetricBlock {
   HostBlock(std::span<void* const> memory, std::size_t bytes)
       : addresses_(memory.begin(), memory.end()), bytes_(bytes) {}
 
+  internal::RankSpan local() const override { return {0, static_cast<int>(addresses_.size())}; }
   void* data(int rank) const override { return addresses_.at(static_cast<std::size_t>(rank)); }
   std::size_t bytes() const override { return bytes_; }
 
@@ -249,6 +250,7 @@ ProgramRequest CpuEngine::request(const LayerConfig& config, const Schedule& sch
 }
 
 std::unique_ptr<Call> CpuEngine::begin_call(const Program& program) {
+  threads_.require_own_process();
   throw_failures();
   auto call = std::make_unique<Call>(program, *kernels_, signals_, wake_up_, gate().closed());
   call->epoch = next_epoch_;
@@ -332,7 +334,6 @@ std::shared_ptr<internal::PendingState> CpuEngine::backward(const internal::Back
   std::shared_ptr<internal::PendingState> pending;
   if (time == WeightGradientTime::kLater) {
     pending = std::make_shared<internal::PendingState>();
-    pending->owner = this;
     pending->config = call.config;
     pending->schedule = call.schedule;
     pending->placement = saved.placement;
@@ -412,6 +413,7 @@ void CpuEngine::recompute_z(const internal::BackwardCall& call,
 // The tiles of a Program's weight-gradient stages, which wait for nothing here. A rank's unit u takes each units-th
 // tile from the u-th on.
 void CpuEngine::weight_gradients(const internal::WeightGradientsCall& call) {
+  threads_.require_own_process();
   internal::PendingState& work = call.work;
   const Program program(request(work.config, work.schedule, Direction::kBackward, false), work.placement.state());
   Call running(program, *kernels_, signals_, wake_up_, gate().closed());

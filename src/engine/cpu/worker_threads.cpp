@@ -1,7 +1,9 @@
 #include "engine/cpu/worker_threads.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <memory>
 #include <system_error>
 
 #include "engine/cpu/kernels.h"
@@ -9,7 +11,7 @@
 
 namespace uniep::cpu {
 
-WorkerThreads::WorkerThreads(int count) {
+WorkerThreads::WorkerThreads(int count) : process_(::getpid()) {
   threads_.reserve(static_cast<std::size_t>(count));
   try {
     for (int thread = 0; thread < count; ++thread) threads_.emplace_back([this, thread] { loop(thread); });
@@ -23,8 +25,21 @@ WorkerThreads::WorkerThreads(int count) {
   }
 }
 
+// In a child the ends of both would wait for threads of the parent, so new ones take their places, which have none.
 WorkerThreads::~WorkerThreads() {
-  stop();
+  if (::getpid() == process_) {
+    stop();
+    return;
+  }
+  for (std::thread& thread : threads_) std::construct_at(&thread);
+  std::construct_at(&changed_);
+}
+
+void WorkerThreads::require_own_process() const {
+  if (::getpid() == process_) return;
+  throw Error(
+      Status::kInvalidArgument,
+      fmt::format("group: of process {}, and used in its forked child {}; make a Group there", process_, ::getpid()));
 }
 
 void WorkerThreads::stop() {
@@ -37,6 +52,7 @@ void WorkerThreads::stop() {
 }
 
 void WorkerThreads::run(const std::function<void(int)>& job) {
+  require_own_process();
   std::unique_lock<std::mutex> lock(mutex_);
   job_ = &job;
   running_ = count();

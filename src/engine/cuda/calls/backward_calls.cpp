@@ -357,7 +357,6 @@ void CudaEngine::launch(const BackwardState& state, DeviceQueue& queue, const Ra
 
 void CudaEngine::keep_for_later(BackwardState& state, CudaPending& pending) {
   const internal::BackwardCall& call = state.call;
-  pending.owner = this;
   pending.streams = state.streams;
   pending.capture = capture_;
   pending.failed.assign(state.failed.begin(), state.failed.end());
@@ -379,7 +378,7 @@ void CudaEngine::keep_for_later(BackwardState& state, CudaPending& pending) {
 std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::BackwardCall& call) {
   const ProfilerRange range("backward");
   const BesideCapture beside;
-  const auto queueing = DeviceOrder::lock();
+  const auto queueing = DeviceOrder::lock(gate());
   throw_noticed_failures();
   BackwardState state(call, call_request(machine(), call.config, call.schedule, Direction::kBackward, call.use),
                       own_tables(*call.saved.state().placement.state()));
@@ -456,7 +455,7 @@ void CudaEngine::launch_later_biases(const internal::WeightGradientsCall& call, 
 void CudaEngine::weight_gradients(const internal::WeightGradientsCall& call) {
   const ProfilerRange range("weight gradients");
   const BesideCapture beside;
-  const auto queueing = DeviceOrder::lock();
+  const auto queueing = DeviceOrder::lock(gate());
   throw_noticed_failures();
   auto& work = static_cast<CudaPending&>(call.work);
   const ProgramRequest asked = call_request(machine(), work.config, work.schedule, Direction::kBackward);

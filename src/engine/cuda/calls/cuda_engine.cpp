@@ -31,6 +31,8 @@
 namespace uniep::cuda {
 namespace {
 
+constexpr uint32_t kSumsDprobs = 2654435761u;  // in a fingerprint
+
 // What was given, and this machine's share for a rank where nothing was.
 GroupOptions completed(GroupOptions options, const RankDevices& ranks) {
   const int most = ranks.most_workers();
@@ -62,6 +64,16 @@ uint32_t fingerprint(const ProgramRequest& request) {
   add(request.redispatch ? 1 : 0);
   add(request.weight_gradients ? 1 : 0);
   return hash;
+}
+
+// Whether all ranks must say alike that a combine sums dprobs: not where some rank has neither tokens nor rows, which
+// may leave its addresses out.
+bool all_give_dprobs(const internal::PlacementState& placement) {
+  if (placement.capacity > 0) return true;
+  for (std::size_t rank = 0; rank < placement.rank.size(); ++rank) {
+    if (placement.rank[rank].tokens == 0 && placement.padded_rows[rank] == 0) return false;
+  }
+  return true;
 }
 
 uint32_t next_group_number() {
@@ -314,7 +326,7 @@ void CudaEngine::load_placer_again() {
 Placement CudaEngine::place(const LayerShape& shape, std::span<const Routing> routings, Capacity capacity) {
   const ProfilerRange range("place");
   const BesideCapture beside;
-  const auto queueing = DeviceOrder::lock();
+  const auto queueing = DeviceOrder::lock(gate());
   throw_noticed_failures();
   if (routings.size() != static_cast<std::size_t>(local_ranks())) {
     throw Error(Status::kInvalidArgument,
@@ -401,6 +413,8 @@ CallBinding CudaEngine::bind_call(const NamedCall& call, const std::vector<Input
   binding.description.experts = static_cast<int32_t>(request.shape.experts);
   binding.description.topk = static_cast<int32_t>(request.shape.topk);
   binding.description.schedule = (fingerprint(request) ^ tables_of(call.placement).number()) * 16777619u;
+  const bool sums_dprobs = call.kind == CallKind::kCombine && request.direction == Direction::kBackward;
+  if (sums_dprobs && all_give_dprobs(call.placement)) binding.description.schedule ^= kSumsDprobs;
   for (const Inputs& operand : inputs) binding.description.input = binding.description.input * 31 + operand.where;
   return binding;
 }

@@ -5,6 +5,33 @@
 #include "engine/cuda/runtime/driver.h"
 
 namespace uniep::cuda {
+namespace {
+
+QueueingTurn& turn() {
+  static auto& of_process = *new QueueingTurn;  // never destroyed: threads may wait when the process ends
+  return of_process;
+}
+
+}  // namespace
+
+void QueueingTurn::wait(const internal::CallGate* gate) {
+  std::unique_lock lock(mutex_);
+  const auto closed = [&] { return gate != nullptr && gate->closed(); };
+  changed_.wait(lock, [&] { return !taken_ || closed(); });
+  if (closed()) internal::CallGate::throw_closed();
+  taken_ = true;
+}
+
+void QueueingTurn::unlock() noexcept {
+  const std::lock_guard lock(mutex_);
+  taken_ = false;
+  changed_.notify_all();  // of one alone it may be that it leaves
+}
+
+void QueueingTurn::look_again() noexcept {
+  const std::lock_guard lock(mutex_);
+  changed_.notify_all();
+}
 
 std::shared_ptr<DeviceOrder> DeviceOrder::of(int device) {
   static std::mutex mutex;
@@ -15,9 +42,17 @@ std::shared_ptr<DeviceOrder> DeviceOrder::of(int device) {
   return order;
 }
 
-std::unique_lock<std::mutex> DeviceOrder::lock() {
-  static std::mutex mutex;
-  return std::unique_lock(mutex);
+std::unique_lock<QueueingTurn> DeviceOrder::lock() {
+  return std::unique_lock(turn());
+}
+
+std::unique_lock<QueueingTurn> DeviceOrder::lock(const internal::CallGate& gate) {
+  turn().lock(gate);
+  return {turn(), std::adopt_lock};
+}
+
+void DeviceOrder::end_waits() noexcept {
+  turn().look_again();
 }
 
 void DeviceOrder::follow(CUstream stream) const {

@@ -2,14 +2,34 @@
 
 #include <cuda.h>
 
+#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <vector>
 
+#include "engine/call_gate.h"
 #include "engine/cuda/device/arguments/begin_arguments.h"
 #include "engine/cuda/runtime/device_event.h"
 
 namespace uniep::cuda {
+
+// One thread's turn to queue calls. Not a mutex: who waits for it leaves when its group is aborted.
+class QueueingTurn {
+ public:
+  void lock() { wait(nullptr); }
+  // Throws Error(kTimeout) behind the gate's close(), also if that comes while it waits.
+  void lock(const internal::CallGate& gate) { wait(&gate); }
+  void unlock() noexcept;
+  // Behind a gate's close(): who waits looks at it.
+  void look_again() noexcept;
+
+ private:
+  void wait(const internal::CallGate* gate);
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool taken_ = false;
+};
 
 // The order of all calls of this process on one GPU, whichever group makes them: kernels that wait for peers must not
 // meet on a GPU in one order and on another one in another. Calls in a graph are in the graph's own order.
@@ -19,7 +39,11 @@ class DeviceOrder {
   static std::shared_ptr<DeviceOrder> of(int device);
 
   // While it is held, this thread's call is queued on all its devices and no other.
-  static std::unique_lock<std::mutex> lock();
+  static std::unique_lock<QueueingTurn> lock();
+  // Of a call in a group's gate: throws as that does behind its close().
+  static std::unique_lock<QueueingTurn> lock(const internal::CallGate& gate);
+  // Behind the close() of a gate.
+  static void end_waits() noexcept;
 
   explicit DeviceOrder(int device) : device_(device) {}
 

@@ -54,7 +54,7 @@ ProgramRequest CudaEngine::exchange_request(const LayerConfig& config, const Sch
 void CudaEngine::run_exchange(const ProgramRequest& asked, CallKind kind, const Placement& placement,
                               const std::vector<CUstream>& streams, std::vector<RankBinding> bindings) {
   const BesideCapture beside;
-  const auto queueing = DeviceOrder::lock();
+  const auto queueing = DeviceOrder::lock(gate());
   throw_noticed_failures();
   const ExchangeConfig config = exchange_config(asked);
   const KernelRequest kernel = cuda::exchange_request(config);

@@ -100,7 +100,7 @@ void CudaEngine::bind(ForwardState& state, std::size_t local) {
 Saved CudaEngine::forward(const internal::ForwardCall& call) {
   const ProfilerRange range("forward");
   const BesideCapture beside;
-  const auto queueing = DeviceOrder::lock();
+  const auto queueing = DeviceOrder::lock(gate());
   throw_noticed_failures();
   ForwardState state(call, call_request(machine(), call.config, call.schedule, Direction::kForward),
                      own_tables(*call.placement.state()), first_local_rank());

@@ -97,6 +97,7 @@ std::shared_ptr<internal::SymmetricBlock> CudaEngine::allocate_symmetric(std::si
   const BesideCapture beside;
   const uint32_t number = next_buffer_++;
   exchange_ahead_ = false;  // what fails in it all ranks agree on
+  const RankMesh::OfCall of_call(ranks_.mesh().get(), call_number_);
   auto block = std::make_shared<SharedBlock>(ranks_.make_memory(static_cast<int64_t>(bytes)), bytes, number);
   std::erase_if(buffers_, [](const auto& buffer) { return buffer.expired(); });
   buffers_.push_back(block);
@@ -108,6 +109,7 @@ std::shared_ptr<internal::SymmetricBlock> CudaEngine::register_symmetric(std::sp
   const BesideCapture beside;
   const uint32_t number = next_buffer_++;
   exchange_ahead_ = false;  // what fails in it all ranks agree on
+  const RankMesh::OfCall of_call(ranks_.mesh().get(), call_number_);
   auto block = std::make_shared<SharedBlock>(ranks_.share_memory(memory, static_cast<int64_t>(bytes)), bytes, number);
   std::erase_if(buffers_, [](const auto& buffer) { return buffer.expired(); });
   buffers_.push_back(block);
@@ -281,8 +283,9 @@ void CudaEngine::recover() {
   std::memset(reports_.get(), 0, sizeof(WaitReport) * kMaxCudaRanks);
   broken_ = false;
   // A rank may have left out a call.
-  for (const int64_t number : all_gather(call_number_))
-    call_number_ = std::max(call_number_, static_cast<uint32_t>(number));
+  for (uint32_t* const number : {&call_number_, &next_buffer_}) {
+    for (const int64_t of_rank : all_gather(*number)) *number = std::max(*number, static_cast<uint32_t>(of_rank));
+  }
 }
 
 void CudaEngine::set_epoch(uint32_t epoch) {
@@ -313,6 +316,10 @@ void CudaEngine::give_up(const std::exception& why) noexcept {
   const bool alone = error == nullptr || (error->status() == Status::kOutOfMemory && exchange_ahead_) ||
                      error->status() == Status::kDevice || error->status() == Status::kInternal;
   if (alone) ranks_.fail(why.what());
+  // Of these the group survives, and where all ranks refuse the call alike nobody is in its exchange.
+  const bool refused =
+      error != nullptr && (error->status() == Status::kInvalidArgument || error->status() == Status::kUnsupported);
+  if (refused && exchange_ahead_) ranks_.refuse_call(call_number_, why.what());
 }
 
 void CudaEngine::leave() noexcept {
@@ -330,6 +337,7 @@ void CudaEngine::leave_order() noexcept {
 }
 
 void CudaEngine::end_calls() noexcept {
+  DeviceOrder::end_waits();
   if (ranks_.mesh() != nullptr) ranks_.mesh()->interrupt();
   try {
     closing_ = std::thread([this] { close_down(); });
@@ -340,7 +348,7 @@ void CudaEngine::end_calls() noexcept {
 // After an abort: ends the waits of this rank's kernels and of the others for it, and when nobody uses the symmetric
 // memory any more it goes.
 void CudaEngine::close_down() noexcept {
-  if (symmetric_.bytes() == 0) return;
+  if (symmetric_.is_released()) return;  // not its bytes: a call may be in reserve()
   constexpr std::chrono::milliseconds kPause{1};
   try {
     for (int own = first_local_rank(); own < first_local_rank() + local_ranks(); ++own) {
@@ -367,7 +375,7 @@ void CudaEngine::close_down() noexcept {
 
 void CudaEngine::trim() {
   const BesideCapture beside;
-  const auto queueing = DeviceOrder::lock();
+  const auto queueing = DeviceOrder::lock(gate());
   synchronize_devices();
   release_readers();
   cache_->trim();

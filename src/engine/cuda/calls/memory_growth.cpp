@@ -18,6 +18,7 @@ void CudaEngine::reserve(const SymmetricNeed& need, const std::function<std::str
                     need.total()));
   }
   if (!symmetric_.fits(need)) {
+    const RankMesh::OfCall of_call(ranks_.mesh().get(), call_number_);
     try {
       settle();  // an overflow that another rank has noticed, and so is not in the exchange
       if (in_processes()) agree(call(), {});
@@ -63,6 +64,7 @@ void CudaEngine::refuse_growth(const ProgramRequest& request, CallKind kind,
   if (problem.status == Status::kTimeout) return;  // the others know
   const SignalLayout layout = tables_of(placement).layout(request, placement, first_local_rank());
   if (!symmetric_.fits(symmetric_need(machine(), request, placement, layout, 0))) {
+    const RankMesh::OfCall of_call(ranks_.mesh().get(), call_number_);
     try {
       agree(text_of({request, kind, placement}), problem);
     } catch (const Error&) {

@@ -46,6 +46,10 @@ OwnRank own_rank_of_environment(const GroupOptions& options, const std::vector<i
   if (environment.ranks != options.ranks) {
     refuse(fmt::format("ranks: {}; the environment says WORLD_SIZE={}", options.ranks, environment.ranks));
   }
+  if (options.rank != 0 && options.rank != environment.rank) {
+    refuse(fmt::format("rank: {}; the environment says RANK={}, which counts without a unique id or a communicator",
+                       options.rank, environment.rank));
+  }
   const MeshBootstrap bootstrap{environment.rank, environment.ranks, environment.name};
   if (!options.devices.empty()) return {bootstrap, device_of_rank(environment.rank, devices)};
   if (std::find(devices.begin(), devices.end(), environment.local_rank) == devices.end()) {
@@ -104,7 +108,7 @@ RankDevices::RankDevices(const GroupOptions& options)
   const std::vector<int> devices = usable_devices(options);
   if (launch_ == uniep::Launch::kProcesses) {
     if (options.rank < 0 || options.rank >= options.ranks) {
-      refuse(fmt::format("rank: {}; must be 0 to {}", options.rank, options.ranks - 1));
+      cuda::refuse(fmt::format("rank: {}; must be 0 to {}", options.rank, options.ranks - 1));
     }
     OwnRank own = own_rank_of(options, devices);
     own.bootstrap.kernels = cuda::sources_label();
@@ -164,6 +168,10 @@ std::vector<std::vector<std::byte>> RankDevices::all_gather(std::span<const std:
 
 void RankDevices::fail(const std::string& why) const noexcept {
   if (mesh_ != nullptr) mesh_->fail(why);
+}
+
+void RankDevices::refuse_call(uint32_t call, const std::string& why) const noexcept {
+  if (mesh_ != nullptr) mesh_->refuse(call, why);
 }
 
 }  // namespace uniep::cuda

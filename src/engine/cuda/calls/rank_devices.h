@@ -45,10 +45,12 @@ class RankDevices {
   void meet() const;
   // Behind a failure that not all ranks may have seen: ends the exchanges that the others are in.
   void begin_again() const;
-  // Whether a rank has begun again and waits for this one to do so.
+  // Whether this rank is to begin again: another one waits for that, or has refused a call that this one was in.
   bool is_awaited() const;
   std::vector<std::vector<std::byte>> all_gather(std::span<const std::byte> own) const;
   void fail(const std::string& why) const noexcept;
+  // Ends the exchanges of that call that others are in.
+  void refuse_call(uint32_t call, const std::string& why) const noexcept;
   // Why the ranks can not go on together; empty: nothing is known. Does not wait.
   std::string peer_failure() const { return mesh_ != nullptr ? mesh_->peer_failure() : ""; }
 

@@ -86,13 +86,14 @@ void BlockCache::trim() noexcept {
 
 // `unused`: what an earlier call of the same capture has given back it writes again at every replay.
 void* BlockCache::allocate(std::size_t bytes, int rank, bool unused) {
-  const std::lock_guard lock(mutex_);
+  std::unique_lock lock(mutex_);
   const int device = device_of(rank);
   const std::size_t wanted = stepped(bytes);
-  if (unused && capture_ != 0) return take(wanted, device);
+  if (unused && capture_ != 0) return take(wanted, device, lock);
   FreeBlocks& blocks = free_[{device, capture_}];
   const auto found = blocks.lower_bound(wanted);
-  return found != blocks.end() && suits(found->first, wanted) ? hand_out(blocks, found, device) : take(wanted, device);
+  return found != blocks.end() && suits(found->first, wanted) ? hand_out(blocks, found, device)
+                                                              : take(wanted, device, lock);
 }
 
 void* BlockCache::hand_out(FreeBlocks& blocks, FreeBlocks::iterator found, int device) {
@@ -104,7 +105,7 @@ void* BlockCache::hand_out(FreeBlocks& blocks, FreeBlocks::iterator found, int d
   return memory;
 }
 
-void* BlockCache::take(std::size_t bytes, int device) {
+void* BlockCache::take(std::size_t bytes, int device, std::unique_lock<std::mutex>& lock) {
   Use& use = use_[{device, capture_}];
   FreeBlocks& kept = free_[{device, 0}];
   FreeBlocks own;  // all that giving it back will need
@@ -121,7 +122,12 @@ void* BlockCache::take(std::size_t bytes, int device) {
     free_all(kept);
     memory = take_from_device(bytes, device);
   }
-  if (memory == nullptr && reclaim_memory(device)) memory = take_from_device(bytes, device);
+  if (memory == nullptr) {
+    lock.unlock();  // the caller's function may wait for a thread that gives a block back
+    const bool reclaimed = reclaim_memory(device);
+    lock.lock();
+    if (reclaimed) memory = take_from_device(bytes, device);
+  }
   if (memory == nullptr) return nullptr;
   node.key() = memory;
   node.mapped().node.mapped() = memory;

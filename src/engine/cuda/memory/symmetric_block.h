@@ -15,6 +15,9 @@ class SharedBlock final : public internal::SymmetricBlock {
   SharedBlock(std::unique_ptr<SymmetricMemory> memory, std::size_t bytes, uint32_t number)
       : memory_(std::move(memory)), bytes_(bytes), number_(number) {}
 
+  internal::RankSpan local() const override {
+    return {memory_->own_ranks().front(), static_cast<int>(memory_->own_ranks().size())};
+  }
   void* data(int rank) const override { return memory_->address(rank, rank); }
   std::size_t bytes() const override { return bytes_; }
   uint32_t number() const { return number_; }

@@ -60,8 +60,9 @@ class SymmetricRegion {
   // For tests: every own rank's epoch. Nothing may run, and all ranks do the same.
   void set_epoch(uint32_t epoch);
 
-  // Frees all of it; nothing but bytes() may be asked any more. Nothing may run that uses it.
+  // Frees all of it; nothing but bytes() and is_released() may be asked any more. Nothing may run that uses it.
   void release() noexcept;
+  bool is_released() const { return control_ == nullptr; }
 
   // Collective: all signals and epochs start again, and what `clear` clears with them. Nothing of this process's that
   // uses the region may run.
