@@ -50,7 +50,7 @@ std::vector<Process> start_two(const std::function<void(int, Group&, const Repor
 
 class GroupArguments : public ::testing::Test {
  protected:
-  ~GroupArguments() override { fake().reset(); }  // other tests' children count calls from here on
+  void TearDown() override { fake().reset(); }  // other tests' children count calls from here on
 };
 
 TEST_F(GroupArguments, ARankThatIsNotTheEnvironmentsIsRefused) {

@@ -13,8 +13,7 @@
 #include "uniep/c_api.h"
 #include "uniep/group.h"
 
-namespace uniep::test {
-namespace refused_calls {
+namespace uniep::test::refused_calls {
 namespace {
 
 constexpr int kRanks = 2, kTokens = 16, kHidden = 64, kIntermediate = 32, kExperts = 4, kTopk = 2;
@@ -133,8 +132,8 @@ struct Mistake {
   void (*prepare)(Rank& rank);
   std::string (*call)(Rank& rank, bool wrong);
 };
-void PrintTo(const Mistake& mistake, std::ostream* out) {
-  *out << mistake.name;
+std::ostream& operator<<(std::ostream& out, const Mistake& mistake) {
+  return out << mistake.name;
 }
 
 void place_before(Rank& rank) {
@@ -243,5 +242,4 @@ TEST(Combine, WithDprobsOfARankThatHasNeitherTokensNorRows) {
 }
 
 }  // namespace
-}  // namespace refused_calls
-}  // namespace uniep::test
+}  // namespace uniep::test::refused_calls

@@ -14,11 +14,16 @@ QueueingTurn& turn() {
 
 }  // namespace
 
-void QueueingTurn::wait(const internal::CallGate* gate) {
+void QueueingTurn::lock() {
   std::unique_lock lock(mutex_);
-  const auto closed = [&] { return gate != nullptr && gate->closed(); };
-  changed_.wait(lock, [&] { return !taken_ || closed(); });
-  if (closed()) internal::CallGate::throw_closed();
+  changed_.wait(lock, [&] { return !taken_; });
+  taken_ = true;
+}
+
+void QueueingTurn::lock(const internal::CallGate& gate) {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return !taken_ || gate.closed(); });
+  if (gate.closed()) internal::CallGate::throw_closed();
   taken_ = true;
 }
 

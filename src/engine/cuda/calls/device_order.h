@@ -16,16 +16,14 @@ namespace uniep::cuda {
 // One thread's turn to queue calls. Not a mutex: who waits for it leaves when its group is aborted.
 class QueueingTurn {
  public:
-  void lock() { wait(nullptr); }
+  void lock();
   // Throws Error(kTimeout) behind the gate's close(), also if that comes while it waits.
-  void lock(const internal::CallGate& gate) { wait(&gate); }
+  void lock(const internal::CallGate& gate);
   void unlock() noexcept;
   // Behind a gate's close(): who waits looks at it.
   void look_again() noexcept;
 
  private:
-  void wait(const internal::CallGate* gate);
-
   std::mutex mutex_;
   std::condition_variable changed_;
   bool taken_ = false;
