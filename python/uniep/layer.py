@@ -229,7 +229,7 @@ def _backward(ctx: typing.Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, .
             kind = torch.float32 if call.main_grad is not None else call.grad_dtype
             made[which] = [torch.zeros_like(weight, dtype=kind) for weight in part]
     dx, dprobs = call.run_backward(route, saved, x, dy, weights, *made, lacking=lacking)
-    if not _keeps_graph():  # as saved tensors go, and as they not where this has raised
+    if not _keeps_graph():  # as saved tensors go; where this has raised it stays, for another try
         ctx.ticket = None
     return (
         None,
