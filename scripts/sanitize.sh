@@ -21,14 +21,12 @@ esac
 build=${2:-$build}
 export UNIEP_TEST_COMBINATIONS=${UNIEP_TEST_COMBINATIONS:-$combinations}
 
-# Line tables only: reports name file and line. With AddressSanitizer the tests and the command line have -O0
-# (CMakeLists.txt), and clang and lld, which need half of g++'s time and a quarter of ld's. Of UBSan's checks those of
-# each pointer are left out whose faults AddressSanitizer sees where the pointer is used: they take a quarter of the
-# compiler's time. The fuzzers have them (scripts/fuzz.sh). Without CUDA, whose libraries are not built for sanitizers.
-tools=()
-[ "$sanitizers" = thread ] ||
-  tools=(-DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_EXE_LINKER_FLAGS=-fuse-ld=lld
-    -DUNIEP_SANITIZE_EXCEPT=null,object-size,pointer-overflow,vptr)
+# Line tables only: reports name file and line. clang and lld need half of g++'s time and a quarter of ld's. With
+# AddressSanitizer the tests and the command line have -O0 (CMakeLists.txt). Of UBSan's checks those of each pointer are
+# left out whose faults AddressSanitizer sees where the pointer is used: they take a quarter of the compiler's time. The
+# fuzzers have them (scripts/fuzz.sh). Without CUDA, whose libraries are not built for sanitizers.
+tools=(-DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_EXE_LINKER_FLAGS=-fuse-ld=lld)
+[ "$sanitizers" = thread ] || tools+=(-DUNIEP_SANITIZE_EXCEPT=null,object-size,pointer-overflow,vptr)
 cmake -G Ninja -S . -B "$build" "${tools[@]}" \
   -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" \
   -DUNIEP_SANITIZE="$sanitizers" -DUNIEP_BUILD_BENCH=OFF -DUNIEP_CUDA_INCLUDE:PATH=OFF >/dev/null
@@ -53,14 +51,14 @@ else
   # Proofs and comparisons over the space of Schedules, all measured layers and the fits to them, whole models, long
   # searches and what the fuzzers go through have their time in `make test`; other tests run the same code here.
   elsewhere=(
-    BadFiles.Random Candidates.{HaveKernels,OfALayer} Calibrate.{ATurnsClock,DoubtsCalls,EightGpus,FindsOther,IsTheSame}
+    BadFiles.Random BatchInvariance.ARanks Candidates.{HaveKernels,OfALayer} Calibrate.{ATurnsClock,Doubts,EightGpus,FindsOther,IsTheSame}
     Calibrate.{LayersFollow,LeavesAMachine,OfAKnownKind,PredictsWhat,Refits} CalibrateTraces.{AFileMay,BackwardSkew,Finds}
-    CalibrateTraces.{LeavesAMachine,ManyRanks,TellsWhat} Canonical Checker.{Notices,PassesRandom} CheckerSpace CliCalibrateTraces.RefusesWhat
+    CalibrateTraces.{LeavesAMachine,ManyRanks,TellsWhat} Canonical Checker.{Notices,PassesRandom} CheckerSpace CliCalibrateTraces.{FitsTimelines,RefusesWhat}
     ClosedForm.{IsNear,WithGroups} CountSpace Directions/SolveBothWays.PointsAre Edges.ExpertCounters EngineAgainstReference.Random FailuresPage
     GemmQueues.EveryTile GemmQueuesInTheSmall Machine.{EveryNumber,Truncated} ModelLayers Npy.Damaged
     Order.{SumsTake,Weight} Placement.{RowsStand,TokensAreSummed} Run.LargeLayers ScheduleFill.{Any,GivenFields}
     ScheduleSample.Reaches ScheduleText.SurvivesHostile ScheduleValidate.AgreesWith Simulate.{AClock,OneRankForAll,RunsEvery} SimulateError
-    SolveCommand.Nothing SolverChoice.IsLegal TaskWork.{BytesMoved,GemmsAnd,Moves} TraceSvg.StaysSmall Tuner.{Finds,NeverTakes} Walk WeightGradientTimes.ProgramsWithout WgradQueues
+    SolveCommand.Nothing SolverChoice.{IsLegal,TakesAbout} TaskWork.{BytesMoved,GemmsAnd,Moves} TraceSvg.StaysSmall TuneReport.{SaysWhat,WhatIf} Tuner.{Finds,NeverTakes} Walk WeightGradientTimes.ProgramsWithout WgradQueues
   )
   # ctest compiles no expression with more than nine groups, and then runs all there is: so one, and each name is looked up.
   tests=$(ctest --test-dir "$build" -N)

@@ -67,21 +67,17 @@ MachineDescription refitted(const MachineDescription& base, const std::string& r
   request.base = &base;
   request.ranks = 2;
   request.layer_error = tune::kOtherRunError;
-  std::vector<double> ghz;  // on the base; makes the placements, for all threads
-  for (const test::MeasuredLayer& layer : layers) ghz.push_back(predictor.predict(layer, base).clock_ghz);
-  std::vector<std::vector<double>> clocks;
+  predictor.add_to(request, layers);
+  std::vector<std::vector<double>> clocks;  // on the base
   for (const auto& model : models) clocks.push_back(model->clocks(base));
-  for (const auto& [model, layer] : measured) ghz.push_back(clocks[model][layer]);
-  request.predict = [&](std::size_t i, const MachineDescription& machine) {
-    const bool is_recorded = i < layers.size();
-    const auto [model, layer] = is_recorded ? std::pair<std::size_t, std::size_t>() : measured[i - layers.size()];
-    const sim::State state = is_recorded ? layers[i].state : models[model]->layers()[layer].state;
-    const double near = ghz[i] * sim::clock_scale(machine, base, state);
-    return is_recorded ? predictor.predict(layers[i], machine, near).simulated
-                       : models[model]->milliseconds(layer, machine, near);
+  request.predict = [&, recorded = request.predict](std::size_t i, const MachineDescription& machine) {
+    if (i < layers.size()) return recorded(i, machine);
+    const auto [model, layer] = measured[i - layers.size()];
+    const sim::State state = models[model]->layers()[layer].state;
+    return models[model]->milliseconds(layer, machine, clocks[model][layer] * sim::clock_scale(machine, base, state));
   };
-  request.follows = [&](std::size_t i, std::string_view key) {
-    if (i < layers.size()) return true;
+  request.follows = [&, recorded = request.follows](std::size_t i, std::string_view key) {
+    if (i < layers.size()) return recorded(i, key);
     if (i >= layers.size() + measured.size()) return timeline_model->follows(i - layers.size() - measured.size(), key);
     const auto [model, layer] = measured[i - layers.size()];
     return models[model]->follows(layer, key);

@@ -1,6 +1,8 @@
 #include "comm/mesh_link.h"
 
+#include <linux/sockios.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -60,7 +62,13 @@ void MeshLink::tell_failure(const MeshFailure& failure) noexcept {
 }
 
 void MeshLink::tell_refused(uint32_t call, const char* why) noexcept {
-  send({Word::kRefused, 0, call, 0, {}}, why);
+  if (!control_) return;
+  // Ranks that make no calls read nothing, and words that come later are to find room.
+  int unread = 0, room = 0;
+  socklen_t size = sizeof(room);
+  if (::ioctl(control_.number(), SIOCOUTQ, &unread) != 0) return;
+  if (::getsockopt(control_.number(), SOL_SOCKET, SO_SNDBUF, &room, &size) != 0) return;
+  if (unread < room / 2) send({Word::kRefused, 0, call, 0, {}}, why);
 }
 
 void MeshLink::tell_left() noexcept {

@@ -141,15 +141,8 @@ void RankMesh::begin_again(double seconds) {
 }
 
 void RankMesh::refuse(uint32_t call, const std::string& why) noexcept {
-  // Ranks that make no calls read nothing, and words that come later are to find room. One that has refused a call
-  // had read what there was.
-  constexpr uint32_t kMost = 16;
   if (broken_ || ::getpid() != owner_) return;
-  ++refused_;
-  for (MeshLink& link : links_) {
-    const bool reads = link.refusal() && call - link.refusal()->call <= kMost;
-    if (refused_ <= kMost || reads) link.tell_refused(call, why.c_str());
-  }
+  for (MeshLink& link : links_) link.tell_refused(call, why.c_str());
 }
 
 bool RankMesh::has_refused(const MeshLink& link) const {
@@ -165,7 +158,7 @@ void RankMesh::fail(const std::string& why) noexcept {
 }
 
 std::string RankMesh::peer_failure() {
-  if (!broken_) {
+  if (!broken_ && ::getpid() == owner_) {  // a forked child would take the words away from its parent
     if (const std::optional<MeshFailure> failure = failure_of_peers()) break_with(*failure);
   }
   return broken_ ? broken_->error.what() : "";
@@ -223,7 +216,6 @@ std::vector<RankMesh::Transfer> RankMesh::run_collective(Kind kind, std::span<co
       if (left.received >= sizeof(Header)) transfer.in.resize(left.header_in.bytes);
     }
     wait(transfers, deadline);
-    refused_ = 0;
     return transfers;
   } catch (const Awaited& awaited) {
     if (const std::optional<MeshFailure> failure = failure_of_peers()) throw Error(break_with(*failure));

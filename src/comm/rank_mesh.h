@@ -149,7 +149,6 @@ class RankMesh {
   int awaiting_ = -1;
   std::string refusal_;           // why that one did not take part, if it is known
   std::optional<uint32_t> call_;  // of the collectives
-  uint32_t refused_ = 0;          // calls since the last collective
   std::optional<MeshFailure> broken_;
   std::atomic<bool> interrupted_{false};
 };

@@ -1,6 +1,8 @@
 // Compiles the library's kernels for sm_90a without a GPU: all defaults, and a seeded sample of other shapes. Fails on
 // register spills, on ptxas advisories (setmaxnreg ignored, wgmma serialised) and on too much shared memory.
-// Usage: compile_kernels_test [SAMPLES] [SEED]. Exit status 77 where NVRTC is missing.
+// Usage: compile_kernels_test [SAMPLES] [SEED] [RECORD]. Exit status 77 where NVRTC is missing.
+// Of kernels that compiled well, from these sources and by this compiler, when compiled_well.txt was written, a quarter
+// is compiled again; all, where any source has changed. With RECORD all are compiled, and then it is written to there.
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,6 +12,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <new>
 #include <random>
 #include <set>
@@ -24,6 +27,7 @@
 #include "engine/cuda/kernels/layer_kernels.h"
 #include "engine/cuda/kernels/place_kernels.h"
 #include "engine/cuda/runtime/background_compiler.h"
+#include "engine/cuda/runtime/kernel_cache.h"
 #include "model/elementwise.h"
 #include "tests/cuda/gpu_support.h"
 #include "uniep/error.h"
@@ -134,7 +138,7 @@ constexpr bool fits() {
 }
 
 // The other activations backward, where registers are fewest, and some forward; without a gate, and with the router's
-// weight on the input.
+// weight on the input. What a form has of two others is not compiled by itself: it is the longest part of these tests.
 std::vector<LayerKernelConfig> activation_configs() {
   using uniep::ActivationKind;
   ExpertConfig shaped{.activation = ActivationKind::kShapedSwiglu};
@@ -148,18 +152,15 @@ std::vector<LayerKernelConfig> activation_configs() {
   ExpertConfig no_gate{.activation = ActivationKind::kRelu2};
   no_gate.bias = no_gate.weighs_output = true;
   std::vector<LayerKernelConfig> configs = {
-      layer_config({.expert = shaped}), layer_config({.expert = biased}), layer_config({.expert = input}),
-      layer_config({.expert = no_gate}),
+      layer_config({.expert = biased}), layer_config({.expert = input}), layer_config({.expert = no_gate}),
       layer_config({.gemms = LayerGemms::kSecondGradient, .filled = FilledGradients::kAccumulate, .expert = no_gate})};
-  for (const ExpertConfig& expert : {shaped, input, ExpertConfig{.activation = ActivationKind::kGegluTanh},
+  for (const ExpertConfig& expert : {input, ExpertConfig{.activation = ActivationKind::kGegluTanh},
                                      ExpertConfig{.activation = ActivationKind::kGegluErf},
                                      ExpertConfig{.activation = ActivationKind::kSilu, .weighs_z = true}}) {
     configs.push_back(layer_config({.gemms = LayerGemms::kFirstGradient, .tile_n = 192, .expert = expert}));
   }
-  for (const bool mixed : {false, true}) {
-    configs.push_back(layer_config(
-        {.gemms = LayerGemms::kGradients, .filled = FilledGradients::kAccumulate, .mixed = mixed, .expert = shaped}));
-  }
+  configs.push_back(layer_config(
+      {.gemms = LayerGemms::kGradients, .filled = FilledGradients::kAccumulate, .mixed = true, .expert = shaped}));
   return configs;
 }
 
@@ -210,7 +211,32 @@ int compile_on_all_cores(const std::vector<KernelRequest>& requests) {
   return failures;
 }
 
-int run(int samples, unsigned seed) {
+// Keys of kernels that compiled well; without the file none.
+std::set<std::string> known_kernels() {
+  std::ifstream file(uniep::cuda::test::kernel_folder() + "/compiled_well.txt");
+  std::set<std::string> keys;
+  for (std::string line; std::getline(file, line);) keys.insert(line);
+  return keys;
+}
+
+std::vector<KernelRequest> without_most_known(const std::vector<KernelRequest>& requests) {
+  constexpr std::size_t kEvery = 4;
+  const std::set<std::string> known = known_kernels();
+  std::vector<KernelRequest> left;
+  for (std::size_t i = 0; i < requests.size(); ++i) {
+    if (i % kEvery == 0 || !known.contains(cache_key(requests[i]))) left.push_back(requests[i]);
+  }
+  return left;
+}
+
+void record(const std::vector<KernelRequest>& requests, const std::string& path) {
+  std::set<std::string> keys;
+  for (const KernelRequest& request : requests) keys.insert(cache_key(request));
+  std::ofstream file(path);
+  for (const std::string& key : keys) file << key << "\n";
+}
+
+int run(int samples, unsigned seed, const std::string& record_path) {
   std::vector<GemmConfig> configs = default_configs();
   const std::vector<GemmConfig> more = sampled_configs(samples, seed);
   configs.insert(configs.end(), more.begin(), more.end());
@@ -250,10 +276,12 @@ int run(int samples, unsigned seed) {
     }
     if (seen.insert(request.description()).second) requests.push_back(request);
   }
+  const std::vector<KernelRequest> compiled = record_path.empty() ? without_most_known(requests) : requests;
   const auto begin = std::chrono::steady_clock::now();
-  failures += compile_on_all_cores(requests);
+  failures += compile_on_all_cores(compiled);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-  std::printf("%zu kernels in %.1f s, %d failures\n", requests.size(), seconds, failures);
+  std::printf("%zu of %zu kernels in %.1f s, %d failures\n", compiled.size(), requests.size(), seconds, failures);
+  if (failures == 0 && !record_path.empty()) record(requests, record_path);
   return failures == 0 ? 0 : 1;
 }
 
@@ -286,7 +314,8 @@ int main(int argc, char** argv) {
   }
   try {
     const int failures = check_end_of_process();
-    return failures + run(argc > 1 ? std::atoi(argv[1]) : 16, argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 1);
+    return failures + run(argc > 1 ? std::atoi(argv[1]) : 16, argc > 2 ? static_cast<unsigned>(std::atoi(argv[2])) : 1,
+                          argc > 3 ? argv[3] : "");
   } catch (const std::exception& error) {
     std::printf("FAIL %s\n", error.what());
     return 1;

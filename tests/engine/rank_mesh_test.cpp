@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -27,6 +28,8 @@ namespace uniep::test {
 namespace {
 
 constexpr double kLong = 20;
+// Of the bytes of an exchange: a part of them waits for the receiver (net.core.wmem_default is 212,992).
+constexpr std::size_t kMoreThanASocketHolds = std::size_t{1} << 19;
 
 std::string fresh_name() {
   static int count = 0;
@@ -244,7 +247,7 @@ TEST(RankMesh, AgreementIsTheSameErrorOnAllRanksAndTheMeshGoesOn) {
 // Rank 1 has failed alone, before or behind its part in an exchange that the others are in, or before they come to one.
 TEST(RankMesh, ARankThatBeginsAgainEndsTheExchangesOfTheOthers) {
   constexpr int kRounds = 24;
-  constexpr std::size_t kSizes[] = {0, 100, std::size_t{1} << 20};
+  constexpr std::size_t kSizes[] = {0, 100, kMoreThanASocketHolds};
   auto processes = start(fresh_name(), 3, kLong, kLong, [&](RankMesh& mesh, const Reporter& reporter) {
     std::string wrong;
     for (int round = 0; round < kRounds && wrong.empty(); ++round) {
@@ -281,8 +284,8 @@ TEST(RankMesh, ARankThatRefusesACallEndsTheExchangesOfThat) {
   auto processes = start(fresh_name(), 3, kLong, kLong, [&](RankMesh& mesh, const Reporter& reporter) {
     std::string wrong;
     uint32_t call = 0;
-    for (int round = 0; round < 24 && wrong.empty(); ++round) {
-      const std::size_t size = round % 3 == 0 ? 100 : std::size_t{1} << 20;
+    for (int round = 0; round < 12 && wrong.empty(); ++round) {  // each size with each way to be late
+      const std::size_t size = round % 3 == 0 ? 100 : kMoreThanASocketHolds;
       for (int i = 0; i < 20; ++i) mesh.refuse(++call, "all refuse it");
       mesh.refuse(++call, "it is of no exchange");
       if (exchange_all(mesh, size) != "right") wrong = "an exchange of no call";
@@ -404,6 +407,29 @@ TEST(RankMesh, AForkedChildIsNoRankAndDoesNotHideADeath) {
   EXPECT_EQ(processes[0].line(), "in time");
   const std::string child = processes[1].line();
   EXPECT_TRUE(has(child, "forked child")) << child;
+}
+
+TEST(RankMesh, AForkedChildTakesNoWordsFromItsParent) {
+  auto processes = start(fresh_name(), 2, kLong, kLong, [](RankMesh& mesh, const Reporter& reporter) {
+    mesh.barrier();
+    if (mesh.rank() == 0) {
+      ::usleep(100'000);
+      return mesh.fail("the router has a NaN");
+    }
+    const pid_t child = ::fork();
+    if (child == 0) {
+      bool heard = false;
+      for (int i = 0; i < 200; ++i, ::usleep(1000)) heard |= !mesh.peer_failure().empty();
+      ::_exit(heard ? 1 : 0);
+    }
+    int status = -1;
+    ::waitpid(child, &status, 0);
+    reporter.line(status == 0 ? "heard nothing" : "heard its parent's words");
+    while (mesh.peer_failure().empty()) ::usleep(1000);
+    reporter.line(mesh.peer_failure());
+  });
+  EXPECT_EQ(processes[1].line(), "heard nothing");
+  EXPECT_EQ(processes[1].line(), "rank 0 failed: the router has a NaN");
 }
 
 // ---- Strangers

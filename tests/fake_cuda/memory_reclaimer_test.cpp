@@ -89,10 +89,13 @@ TEST(MemoryReclaimer, AnotherThreadMayGiveABlockBackMeanwhile) {
     own.in_time = own.over;
   };
   set_memory_reclaimer(give_back, &given);
-  EXPECT_EQ(given.allocator.allocate(given.allocator.context, std::size_t{1} << 60, 64, 0, {}), nullptr);
+  fail_next("cuMemAlloc:1-2:2");
+  EXPECT_EQ(given.allocator.allocate(given.allocator.context, 4096, 64, 0, {}), given.block);
   set_memory_reclaimer(nullptr, nullptr);
+  ::unsetenv("FAKE_CUDA_FAIL");
   given.other.join();
   EXPECT_TRUE(given.in_time);
+  given.allocator.release(given.allocator.context, given.block, 4096, 0, {});
 }
 
 TEST(MemoryReclaimer, IsNobodyWhereNoneIsSet) {

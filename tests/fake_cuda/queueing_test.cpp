@@ -4,7 +4,9 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
@@ -107,6 +109,36 @@ TEST(Queueing, AnAbortEndsACallThatWaitsForItsTurn) {
   waits.join();
   EXPECT_EQ(of_first, "none");
   EXPECT_NE(of_second.find("group: aborted"), std::string::npos) << of_second;
+}
+
+// As a binding's garbage collector may that runs where a framework is asked for memory.
+TEST(Queueing, AGroupMayEndInsideOfAnothersCall) {
+  for (const bool aborted : {false, true}) {
+    QueuedLayer first;
+    EXPECT_EQ(first.forward(), "none");
+    auto second = std::make_unique<QueuedLayer>();
+    EXPECT_EQ(second->forward(), "none");
+    if (aborted) second->group().abort();
+    set_memory_reclaimer([](void* of_test, int) { static_cast<std::unique_ptr<QueuedLayer>*>(of_test)->reset(); },
+                         &second);
+    ::setenv("FAKE_CUDA_FAIL", "cuMemAlloc:+1-2:2", 1);
+    std::string end;
+    std::atomic<bool> over = false;
+    std::thread calls([&] {
+      first.set_hidden(512);
+      end = first.forward();
+      over = true;
+    });
+    if (!comes_in_time([&] { return over.load(); })) {
+      std::fprintf(stderr, "the call waits for itself\n");
+      std::abort();
+    }
+    calls.join();
+    ::unsetenv("FAKE_CUDA_FAIL");
+    set_memory_reclaimer(nullptr, nullptr);
+    EXPECT_EQ(end, "none");
+    EXPECT_EQ(second, nullptr);
+  }
 }
 
 // Under ThreadSanitizer: what ends the group looks at nothing that the call replaces.

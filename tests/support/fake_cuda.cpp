@@ -75,12 +75,17 @@ CUresult planned(const char* function) {
   while (stall != nullptr && stall == name + ":" + std::to_string(call)) ::pause();
   const char* const fail = std::getenv("FAKE_CUDA_FAIL");
   const std::string plan = fail != nullptr ? fail : "";
-  if (!plan.starts_with(name + ":")) return CUDA_SUCCESS;
   static std::string counted;  // a plan with a +, and the call behind which it began
   static int before = 0;
+  if (plan.empty()) counted.clear();
+  if (!plan.starts_with(name + ":")) return CUDA_SUCCESS;
   const bool from_now = plan[name.size() + 1] == '+';
   if (from_now && plan != counted) counted = plan, before = call - 1;
-  if (call - (from_now ? before : 0) != std::atoi(plan.c_str() + name.size() + 1)) return CUDA_SUCCESS;
+  char* end = nullptr;
+  const long first = std::strtol(plan.c_str() + name.size() + 1, &end, 10);
+  const long last = *end == '-' ? std::strtol(end + 1, nullptr, 10) : first;
+  const long number = call - (from_now ? before : 0);
+  if (number < first || number > last) return CUDA_SUCCESS;
   ++state().failures;
   return static_cast<CUresult>(std::atoi(plan.c_str() + plan.rfind(':') + 1));
 }

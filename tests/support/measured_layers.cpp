@@ -92,10 +92,6 @@ program::Program LayerPredictor::program_of(const MeasuredLayer& layer, const si
   return {sim::simulated_request(layer.shape, options.numerics, schedule, layer.direction, machine), placement};
 }
 
-bool LayerPredictor::follows(const MeasuredLayer& layer, const sim::MachineDescription& machine, std::string_view key) {
-  return cli::follows_constant(program_of(layer, machine), layer.state, machine, key);
-}
-
 PredictedLayer LayerPredictor::predict(const MeasuredLayer& layer, const sim::MachineDescription& machine,
                                        double near_ghz) {
   const program::Program program = program_of(layer, machine);
@@ -105,15 +101,29 @@ PredictedLayer LayerPredictor::predict(const MeasuredLayer& layer, const sim::Ma
 }
 
 void LayerPredictor::add_to(tune::FitRequest& request, const std::vector<MeasuredLayer>& layers) {
-  const sim::MachineDescription& base = *request.base;
-  request.threads = 1;      // placements are kept
-  std::vector<double> ghz;  // on the base
-  for (const MeasuredLayer& layer : layers) ghz.push_back(predict(layer, base).clock_ghz);
-  request.predict = [this, &layers, &base, ghz](std::size_t i, const sim::MachineDescription& machine) {
-    return predict(layers[i], machine, ghz[i] * sim::clock_scale(machine, base, layers[i].state)).simulated;
+  // A fit predicts each layer hundreds of times, on machines of as many workers and ranks as the base.
+  struct Kept {
+    Kept(LayerPredictor& of, const MeasuredLayer& layer, const sim::MachineDescription& base)
+        : program(of.program_of(layer, base)), state(layer.state) {}
+    sim::Simulated simulated(const sim::MachineDescription& machine, double near_ghz) const {
+      return simulate(costs, machine, {.state = state, .near_ghz = near_ghz, .one_rank = true});
+    }
+    const program::Program program;
+    const sim::State state;
+    const sim::ProgramCosts costs{program, true};
+    double ghz = 0;  // on the base
   };
-  request.follows = [this, &layers, &base](std::size_t i, std::string_view key) {
-    return follows(layers[i], base, key);
+  const sim::MachineDescription& base = *request.base;
+  std::vector<std::shared_ptr<Kept>> kept;
+  for (const MeasuredLayer& layer : layers) {
+    kept.push_back(std::make_shared<Kept>(*this, layer, base));
+    kept.back()->ghz = kept.back()->simulated(base, 0).clock_ghz;
+  }
+  request.predict = [kept, &base](std::size_t i, const sim::MachineDescription& machine) {
+    return kept[i]->simulated(machine, kept[i]->ghz * sim::clock_scale(machine, base, kept[i]->state)).ms;
+  };
+  request.follows = [kept, &base](std::size_t i, std::string_view key) {
+    return cli::follows_constant(kept[i]->program, kept[i]->state, base, key);
   };
 }
 

@@ -39,11 +39,8 @@ class LayerPredictor {
  public:
   // `near_ghz`: as in sim::SimulateOptions.
   PredictedLayer predict(const MeasuredLayer& layer, const sim::MachineDescription& machine, double near_ghz = 0);
-  // A request's predict, follows and threads, for a fit to these layers from request.base. Both, and this, must outlive
-  // the request.
+  // A request's predict and follows, for a fit to these layers from request.base, which must outlive the request.
   void add_to(tune::FitRequest& request, const std::vector<MeasuredLayer>& layers);
-  // Whether its time can follow from a constant.
-  bool follows(const MeasuredLayer& layer, const sim::MachineDescription& machine, std::string_view key);
 
  private:
   program::Program program_of(const MeasuredLayer& layer, const sim::MachineDescription& machine);

@@ -172,7 +172,6 @@ void CudaEngine::set_up(const GroupOptions& options) {
     queues_.push_back(
         std::make_unique<DeviceQueue>(of.device, of.ranks, [this](const auto& over) { wait_until(over); }));
   }
-  const auto queueing = DeviceOrder::lock();
   for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
     for (const int rank : queue->ranks()) queue->order().add(symmetric_.board(rank, rank));
   }
@@ -426,15 +425,16 @@ void CudaEngine::begin(DeviceQueue& queue, const CallBinding& call, RankCall* ca
   std::copy_n(ranks.programs.front().program.stages, kMaxLaunches, arguments.stages);
   arguments.description = call.description;
   arguments.running = {group_number_, call_number_};
-  // Another group may be gone when a graph is replayed.
-  const std::vector<CallBoard*>& boards = queue.order().boards();
-  const std::size_t noted = capture_ != 0 ? 0 : std::min<std::size_t>(boards.size(), kMaxNotedGroups);
-  arguments.groups = static_cast<int32_t>(noted);
-  std::copy_n(boards.begin(), noted, arguments.boards);
   for (std::size_t i = 0; i < queue.ranks().size(); ++i) {
     arguments.whole[i] = ranks.bindings[static_cast<std::size_t>(queue.ranks()[i] - first_local_rank())].whole;
   }
-  queue.launch_begin(arguments, absent_ranks_, stream);
+  queue.order().with_boards([&](const std::vector<CallBoard*>& boards) {
+    // Another group may be gone when a graph is replayed.
+    const std::size_t noted = capture_ != 0 ? 0 : std::min<std::size_t>(boards.size(), kMaxNotedGroups);
+    arguments.groups = static_cast<int32_t>(noted);
+    std::copy_n(boards.begin(), noted, arguments.boards);
+    queue.launch_begin(arguments, absent_ranks_, stream);
+  });
 }
 
 void CudaEngine::run(CallBinding& call, std::vector<Inputs>& inputs, const CallRanks& ranks, const LaunchAll& launch) {

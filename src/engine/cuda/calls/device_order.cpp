@@ -60,6 +60,16 @@ void DeviceOrder::end_waits() noexcept {
   turn().look_again();
 }
 
+void DeviceOrder::add(CallBoard* board) {
+  const std::lock_guard lock(boards_mutex_);
+  boards_.push_back(board);
+}
+
+void DeviceOrder::remove(const CallBoard* board) {
+  const std::lock_guard lock(boards_mutex_);
+  std::erase(boards_, board);
+}
+
 void DeviceOrder::follow(CUstream stream) const {
   if (!last_) return;
   const ScopedDevice scope(device_);

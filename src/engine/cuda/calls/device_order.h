@@ -49,14 +49,21 @@ class DeviceOrder {
   void follow(CUstream stream) const;
   void lead(CUstream stream) { last_.record(device_, stream); }
 
-  // Where groups on this device keep a note of what it runs. Under the lock.
-  void add(CallBoard* board) { boards_.push_back(board); }
-  void remove(const CallBoard* board) { std::erase(boards_, board); }
-  const std::vector<CallBoard*>& boards() const { return boards_; }
+  // Where groups on this device keep a note of what it runs. A lock of their own: a group may end inside of another
+  // one's call, where a caller's function makes room.
+  void add(CallBoard* board);
+  void remove(const CallBoard* board);
+  // use(boards), and none goes meanwhile.
+  template <typename Use>
+  void with_boards(Use&& use) const {
+    const std::lock_guard lock(boards_mutex_);
+    use(boards_);
+  }
 
  private:
   int device_;
   DeviceEvent last_;
+  mutable std::mutex boards_mutex_;
   std::vector<CallBoard*> boards_;
 };
 

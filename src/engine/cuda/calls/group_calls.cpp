@@ -330,7 +330,6 @@ void CudaEngine::leave() noexcept {
 // ---- The end of a group
 
 void CudaEngine::leave_order() noexcept {
-  const auto queueing = DeviceOrder::lock();
   for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
     for (const int rank : queue->ranks()) queue->order().remove(symmetric_.board(rank, rank));
   }

@@ -89,11 +89,18 @@ void* BlockCache::allocate(std::size_t bytes, int rank, bool unused) {
   std::unique_lock lock(mutex_);
   const int device = device_of(rank);
   const std::size_t wanted = stepped(bytes);
-  if (unused && capture_ != 0) return take(wanted, device, lock);
+  if (void* const memory = find_or_take(wanted, device, unused)) return memory;
+  lock.unlock();  // the caller's function may wait for a thread that gives a block back
+  reclaim_memory(device);
+  lock.lock();
+  return find_or_take(wanted, device, unused);
+}
+
+void* BlockCache::find_or_take(std::size_t bytes, int device, bool unused) {
+  if (unused && capture_ != 0) return take(bytes, device);
   FreeBlocks& blocks = free_[{device, capture_}];
-  const auto found = blocks.lower_bound(wanted);
-  return found != blocks.end() && suits(found->first, wanted) ? hand_out(blocks, found, device)
-                                                              : take(wanted, device, lock);
+  const auto found = blocks.lower_bound(bytes);
+  return found != blocks.end() && suits(found->first, bytes) ? hand_out(blocks, found, device) : take(bytes, device);
 }
 
 void* BlockCache::hand_out(FreeBlocks& blocks, FreeBlocks::iterator found, int device) {
@@ -105,7 +112,7 @@ void* BlockCache::hand_out(FreeBlocks& blocks, FreeBlocks::iterator found, int d
   return memory;
 }
 
-void* BlockCache::take(std::size_t bytes, int device, std::unique_lock<std::mutex>& lock) {
+void* BlockCache::take(std::size_t bytes, int device) {
   Use& use = use_[{device, capture_}];
   FreeBlocks& kept = free_[{device, 0}];
   FreeBlocks own;  // all that giving it back will need
@@ -121,12 +128,6 @@ void* BlockCache::take(std::size_t bytes, int device, std::unique_lock<std::mute
   if (memory == nullptr) {
     free_all(kept);
     memory = take_from_device(bytes, device);
-  }
-  if (memory == nullptr) {
-    lock.unlock();  // the caller's function may wait for a thread that gives a block back
-    const bool reclaimed = reclaim_memory(device);
-    lock.lock();
-    if (reclaimed) memory = take_from_device(bytes, device);
   }
   if (memory == nullptr) return nullptr;
   node.key() = memory;

@@ -53,7 +53,8 @@ class BlockCache {
 
   void* allocate(std::size_t bytes, int rank, bool unused);
   void* hand_out(FreeBlocks& blocks, FreeBlocks::iterator found, int device);
-  void* take(std::size_t bytes, int device, std::unique_lock<std::mutex>& lock);
+  void* find_or_take(std::size_t bytes, int device, bool unused);
+  void* take(std::size_t bytes, int device);
   void release(void* memory, bool for_good) noexcept;
   void free_one(FreeBlocks& blocks, FreeBlocks::iterator block) noexcept;
   void free_all(FreeBlocks& blocks) noexcept;
