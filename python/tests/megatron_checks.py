@@ -35,6 +35,7 @@ from megatron_layers import (
     spec,
 )
 from uniep import rerun, trials
+from uniep.layer_stats import name_layer
 from uniep.megatron.experts import Experts
 
 
@@ -360,19 +361,48 @@ def check_what_is_replaced_is_refused(rank, ranks):
             super().__init__()
             self.inner, self.weight = inner, inner.weight
 
-    def wrap(expert):
+    class Adapter(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+    def wrap(layer):
+        expert = layer.experts.local_experts[-1]
         expert.linear_fc1 = Wrapped(expert.linear_fc1)
 
-    def convert(expert):
-        expert.linear_fc2.__class__ = type("Quantized", (type(expert.linear_fc2),), {})
+    def wrap_and_move(layer):
+        wrap(layer)
+        layer.to("cpu")
 
-    def replace(expert):
-        expert.linear_fc2.weight = torch.nn.Parameter(expert.linear_fc2.weight.detach().clone())
+    def convert(layer):
+        linear = layer.experts.local_experts[-1].linear_fc2
+        linear.__class__ = type("Quantized", (type(linear),), {})
 
-    for change, name in ((wrap, "linear_fc1"), (convert, "linear_fc2"), (replace, "weight")):
+    def replace(layer):
+        linear = layer.experts.local_experts[-1].linear_fc2
+        linear.weight = torch.nn.Parameter(linear.weight.detach().clone())
+
+    def share(layer):
+        layer.experts = moe_layer(True).experts
+
+    def wrap_all(layer):
+        layer.experts = Adapter(layer.experts)
+
+    def convert_all(layer):
+        layer.experts.__class__ = type("Quantized", (type(layer.experts),), {})
+
+    for change, name, kind in (
+        (wrap, "linear_fc1", "Wrapped"),
+        (wrap_and_move, "linear_fc1", "Wrapped"),
+        (convert, "linear_fc2", "Quantized"),
+        (replace, "weight", "Parameter"),
+        (share, "the whole module", "SequentialMLP"),
+        (wrap_all, "the whole module", "Adapter"),
+        (convert_all, "the whole module", "Quantized"),
+    ):
         layer = moe_layer(True)
-        change(layer.experts.local_experts[-1])
-        text = f"experts: {name} is not what it was when the layer was built"
+        change(layer)
+        text = f"experts: {name} is not what it was when the layer was built, but another {kind}"
         expect_error(ValueError, text, lambda layer=layer: run_layer(layer))
 
 
@@ -523,11 +553,15 @@ def check_single_grouped_weight(rank, ranks):
                 weight.main_grad = torch.zeros(weight.shape)
             module = Experts(layer.config, layer.ep_group, experts)
             assert module.count == len(local)
+            name_layer(module.w2_0, kind)
+            uniep.record_stats()
             generator = torch.Generator().manual_seed(9 + rank)
             x = torch.randn(40, HIDDEN, generator=generator).bfloat16().requires_grad_()
             probs = torch.rand(40, EXPERTS, generator=generator)
             y = module(x, probs, probs >= probs.topk(TOPK).values[:, -1:])
             y.backward(torch.ones_like(y))
+            assert [one.layer for one in uniep.stats()] == [kind] * 2
+            uniep.record_stats(False)
             for weight in (*made[0], *made[1]):
                 assert getattr(weight, "grad_added_to_main_grad", False) is main_grad
                 assert main_grad is (not weight.grad.any())

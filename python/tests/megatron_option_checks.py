@@ -18,7 +18,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 import megatron_graph_checks
 import uniep
 from distributed_checks import expect_error, run_checks
-from layers import same_bits
+from layers import relative_error, same_bits
 from megatron_layers import EXPERTS, HIDDEN, TOPK, assert_close, assert_same, moe_layer, run_layer
 
 RECOMPUTE = {"recompute_granularity": "selective"}
@@ -66,6 +66,26 @@ def check_biases(rank, ranks):
         theirs, ours = (run_layer(layer) for layer in layers)
         assert len(ours) == 7
         assert_close(ours, theirs, changes)
+
+
+def check_some_experts_frozen(rank, ranks):
+    """As ESFT trains: one expert of a rank, and of another one a matrix."""
+    gradients = []
+    for ours, frozen in ((False, True), (True, True), (True, False)):
+        layer = moe_layer(ours)
+        local = layer.experts.local_experts
+        linears = [getattr(one, name) for one in local for name in ("linear_fc1", "linear_fc2")]
+        for which in (0, 1, 3) if frozen else ():
+            linears[which].weight.requires_grad_(False)
+        x = torch.randn(48, 1, HIDDEN, generator=torch.Generator().manual_seed(5 + rank)).bfloat16().requires_grad_()
+        layer(x)[0].float().square().sum().backward()
+        gradients.append([x.grad, *[one.weight.grad for one in linears]])
+    theirs, some, every = gradients
+    for which, (their, own, whole) in enumerate(zip(theirs, some, every, strict=True)):
+        if which in (1, 2, 4):
+            assert their is None and own is None
+        else:
+            assert same_bits(own, whole) and relative_error(own, their.double()) < 0.015
 
 
 def check_probs_in_bf16(rank, ranks):

@@ -314,7 +314,9 @@ def check_gradients_travel_in_buckets(rank, ranks):
             patch.setattr(uniep.parallel, "_BUCKET_BYTES", most_bytes)
             patch.setattr(dist, "all_reduce", lambda tensor, **given: counted.append(tensor) or reduce(tensor, **given))
             uniep.average_expert_gradients(module, replicas)
-        return counted, [one.grad for one in module.parameters()]
+        known, *sums = counted
+        assert known.dtype == torch.int32 and known.numel() == 6
+        return sums, [one.grad for one in module.parameters()]
 
     assert uniep.parallel._BUCKET_BYTES == 64 << 20
     alone_each, expected = averaged(0)
@@ -328,6 +330,51 @@ def check_gradients_travel_in_buckets(rank, ranks):
         assert relative_error(one, other.double()) < 0.01
     # Both layers in bf16 fill one each; of fp32 the larger tensor is more than one, and goes alone.
     assert len(averaged(sum(one.nbytes for one in layers[0].parameters()))[0]) == 4
+
+
+def check_a_layer_that_only_some_replicas_ran(rank, ranks):
+    """As of a tower without inputs: zeros there, a mean over all replicas, and nothing where no replica has any."""
+    group, replicas = groups(1)
+    fp32 = {"grad_dtype": torch.float32} if hasattr(torch.Tensor, "grad_dtype") else {}
+    layers = [uniep.Experts(num_experts=2, hidden=64, intermediate=8, group=group, **one) for one in ({}, fp32, {}, {})]
+    if fp32 and rank == 0:
+        for one in layers[1].parameters():  # as shard_experts() leaves it where a layer has not run
+            one.grad_dtype = one.dtype
+    module = torch.nn.ModuleList(layers)
+    expected = []
+    for number, layer in enumerate(layers):
+        ran = (rank > 0, rank > 0, True, False)[number]
+        for one in layer.parameters():
+            dtype = torch.float32 if number == 1 and fp32 else one.dtype
+            own = torch.full(one.shape, float(rank + number), dtype=dtype)
+            if ran:
+                one.grad = own
+            total = sum(other + number for other in range(number < 2, ranks)) / ranks
+            expected.append(None if number == 3 else torch.full_like(own, total))
+    uniep.average_expert_gradients(module, replicas)
+    for one, wanted in zip(module.parameters(), expected, strict=True):
+        assert (one.grad is None) == (wanted is None)
+        assert wanted is None or same_bits(one.grad, wanted), (one.grad.flatten()[0], wanted.flatten()[0])
+
+
+def check_tied_parameters_count_once(rank, ranks):
+    """In .grad and in main_grad: averaged, counted and scaled as often as those of one layer."""
+    group, replicas = groups(1)
+    for options in ({}, {"main_grad": "param"}, {"main_grad": "pair"}):
+        model = Model(group, **options)
+        once = torch.nn.ModuleList([model, Model(group)])
+        tied = once[1].moe.experts
+        tied.gate_up_proj, tied.down_proj = model.moe.experts.parameters()
+        tied.options |= {"main_grad": model.sums} if options else {}
+        backward(model)
+        before = [one.clone() for one in model.expert_gradients()]
+        uniep.average_expert_gradients(once, replicas)
+        for one, other in zip(model.expert_gradients(), before, strict=True):
+            assert relative_error(one, other.double()) < 0.01, options  # replicas of one batch: their mean
+        norm = uniep.clip_grad_norm(model, 1e9)  # which clips nothing
+        assert same_bits(uniep.clip_grad_norm(once, 1e9), norm), options
+        uniep.clip_grad_norm(once, float(norm) / 4)
+        assert abs(uniep.clip_grad_norm(model, 1e9) / norm - 0.25) < 0.01, options
 
 
 def check_refusals(rank, ranks):

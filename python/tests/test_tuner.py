@@ -1,14 +1,18 @@
 """uniep.Tuner: arguments here, and trainings by tuner_checks.py."""
 
 import pathlib
+import types
+import weakref
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import Backend, BackendConfig
 
 import tuner_checks
 import uniep
 from ranks import HERE, run_ranks
-from uniep import library
+from uniep import library, routes, tuner_calls, tuner_exchange
 from uniep import tuner as tuner_module
 
 
@@ -228,6 +232,100 @@ def test_a_tried_call_that_sees_an_overflow_keeps_its_candidate(tuned_training, 
         optimizer.step()
     assert late.raised_by == ["forward"]
     assert not any(one.verdict == "failed" for one in tuner.decisions), tuner.decisions
+
+
+@pytest.fixture
+def many_calls(tuned_training):
+    """Until calls are timed, in steps of many calls."""
+    tuner, layer, optimizer, lines = tuned_training
+    for _ in range(3):
+        for _ in range(12):
+            call(layer)
+        optimizer.step()
+    return tuner, layer, optimizer, tuner._groups[0]
+
+
+def routes_of(own):
+    return [one for one in own.timed if one.has_route]
+
+
+def test_of_a_timed_call_the_rows_stay_and_no_route(many_calls, monkeypatch):
+    tuner, layer, optimizer, own = many_calls
+    made, place = [], routes.Route.__init__
+    monkeypatch.setattr(
+        routes.Route, "__init__", lambda self, *given: made.append(weakref.ref(self)) or place(self, *given)
+    )
+    for _ in range(12):
+        call(layer)
+    assert len(own.timed) > 16 and routes_of(own) == []
+    assert all(one.rows == (96.0, 96.0) for one in own.timed)  # 48 tokens of two slots
+    assert len(made) == 12 and not any(one() for one in made)
+
+
+def test_with_a_capacity_few_routes_wait_for_the_device(many_calls, monkeypatch):
+    """As on GPUs, where the rows are there once the device has come to the call."""
+    tuner, layer, optimizer, own = many_calls
+    over = []
+    assert tuner_module._MOST_ROUTES == 16
+    monkeypatch.setattr(tuner_module, "_MOST_ROUTES", 4)
+    monkeypatch.setattr(tuner_calls.Timed, "has_rows", lambda self: self in over)
+    for _ in range(12):
+        call(layer)
+    waiting = own.timed[-4:]
+    assert routes_of(own) == waiting
+    assert all(one.rows == (96.0, 96.0) for one in own.timed if one not in waiting)
+    over += waiting[:3]
+    own.hold(own.timed.pop())
+    assert routes_of(own) == waiting[3:]
+    told, measured = [], own.library.uniep_tuner_measured
+    monkeypatch.setattr(own.library, "uniep_tuner_measured", lambda *given: told.append(given[3:]) or measured(*given))
+    for _ in range(3):
+        tuner.step()
+    assert own.timed == [] and set(told) == {(96.0, 96.0)}
+
+
+def test_rows_that_did_not_fit_are_no_fault_of_a_call(many_calls, monkeypatch):
+    tuner, layer, optimizer, own = many_calls
+    not_measured = []
+    monkeypatch.setattr(own, "not_measured", not_measured.append)
+
+    def overflow(self):
+        raise uniep.CapacityError("planted")
+
+    monkeypatch.setattr(routes.Route, "rows_of_ranks", overflow)
+    held = list(own.timed)
+    with pytest.raises(uniep.CapacityError, match="planted"):
+        call(layer)
+    assert own.timed == held and len(not_measured) == 1
+
+
+@pytest.mark.parametrize("how", ["freeze", "close", "until"])
+def test_nothing_is_kept_where_no_step_follows(how, many_calls):
+    tuner, layer, optimizer, own = many_calls
+    call(layer)
+    assert own.timed
+    late = own.timed[-1]
+    if how == "until":
+        own.library.uniep_tuner_freeze(own.handle)  # as the last step to tune in does
+        tuner.step()
+    else:
+        getattr(tuner, how)()
+    assert own.timed == []
+    own.hold(late)  # of a call that was under way
+    assert own.timed == []
+
+
+@pytest.mark.parametrize(
+    ("backend", "place"), [("cuda:nccl", "meta"), ("nccl", "meta"), ("cpu:gloo,cuda:nccl", "cpu"), ("gloo", "cpu")]
+)
+def test_measurements_travel_where_the_backend_takes_them(backend, place, monkeypatch):
+    sent = []
+    monkeypatch.setattr(dist, "get_backend", lambda _: backend)
+    monkeypatch.setattr(dist, "get_backend_config", lambda _: BackendConfig(Backend(backend)))
+    monkeypatch.setattr(dist, "all_gather", lambda _, one, *, group, async_op: sent.append((one.device.type, async_op)))
+    group = types.SimpleNamespace(process_group=None, device=torch.device("meta"), size=2, failure=None)
+    tuner_exchange.Exchange(group).give(0, b"own")
+    assert sent == [(place, place == "cpu")]
 
 
 def test_arguments():

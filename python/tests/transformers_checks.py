@@ -264,6 +264,29 @@ def check_gathering(rank: int, ranks: int) -> None:
     assert step(eager, rank)[0] == step(tiny("uniep"), rank)[0]  # without the options
 
 
+def check_what_layers_share_stays_shared(rank: int, ranks: int) -> None:
+    def tied() -> tuple[Qwen3MoeForCausalLM, list[torch.nn.Module]]:
+        model = tiny("uniep")
+        first, second = (layer.mlp.experts for layer in model.model.layers)
+        second.gate_up_proj, second.down_proj = first.gate_up_proj, first.down_proj
+        return model, [first, second]
+
+    def assert_tied(first: torch.nn.Module, second: torch.nn.Module, size: int) -> None:
+        for name in ("gate_up_proj", "down_proj"):
+            assert getattr(first, name) is getattr(second, name) and len(getattr(first, name)) == size
+
+    model, experts = tied()
+    group = uniep.Group()
+    uniep.transformers.shard_experts(model, group)
+    assert_tied(*experts, EXPERTS // ranks)
+    loss, gradients = step(model, 0)
+    whole_loss, whole = step(tied()[0], 0)
+    assert loss == whole_loss and gradients.keys() == whole.keys()
+    uniep.transformers.gather_experts(model)
+    assert_tied(*experts, EXPERTS)
+    assert step(model, 0)[0] == whole_loss
+
+
 def check_options(rank: int, ranks: int) -> None:
     expected = step(tiny("uniep"), 0)[1]
     model = tiny("uniep")

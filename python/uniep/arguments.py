@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import typing
 from collections.abc import Sequence
@@ -57,11 +58,9 @@ def validated(
         raise ValueError(f"x: on {x.device}; must be on the group's device, {group.device}")
     experts = all_experts(local, group, num_experts, is_default and not compiling)
     slots = checked_topk(ids, experts, topk)
-    _check_frozen(first, "w1")
-    _check_frozen(second, "w2")
+    first, second = _trained(first, "w1"), _trained(second, "w2")
     if third:
-        _check_frozen(third, "b1")
-        _check_frozen(fourth, "b2")
+        third, fourth = _trained(third, "b1"), _trained(fourth, "b2")
     shape, parts = (hidden, intermediate, experts), (first, second, third, fourth)
     return Given(x, ids, probs, parts, apart, shape, slots, group, checked_capacity(capacity, slots, local))
 
@@ -245,10 +244,34 @@ def _biases(
     return found[0], found[1]
 
 
-def _check_frozen(weights: list[torch.Tensor], name: str) -> None:
+def _trained(weights: list[torch.Tensor], name: str) -> list[torch.Tensor]:
+    """The same; experts that are frozen beside others have stand-ins, since the library makes gradients of all."""
     need = weights[0].requires_grad
-    if len(weights) > 1 and any(weight.requires_grad != need for weight in weights):
-        raise ValueError(f"{name}: some experts require a gradient and others do not; must be all or none")
+    if len(weights) == 1 or all(weight.requires_grad == need for weight in weights):
+        return weights
+    if torch.compiler.is_compiling():
+        raise ValueError(
+            f"{name}: some experts require a gradient and others do not; in a compiled graph must be all or none"
+        )
+    if not torch.is_grad_enabled():
+        return weights
+    return [weight if weight.requires_grad else _stand_in(weight) for weight in weights]
+
+
+def _stand_in(frozen: torch.Tensor) -> torch.Tensor:
+    """A weight in the same memory whose gradient is thrown away."""
+    weight: typing.Any = frozen.detach().requires_grad_()
+    weight.get_main_grad = functools.partial(torch.zeros_like, frozen, dtype=torch.float32)
+    if hasattr(weight, "grad_dtype"):  # from PyTorch 2.10 on
+        weight.grad_dtype = None  # any
+    if hasattr(frozen, "uniep_layer"):
+        weight.uniep_layer = frozen.uniep_layer
+    weight.register_post_accumulate_grad_hook(_forget_gradient)
+    return typing.cast(torch.Tensor, weight)
+
+
+def _forget_gradient(weight: torch.Tensor) -> None:
+    weight.grad = None
 
 
 def checked_capacity(capacity: Capacity | None, topk: int, local: int) -> tuple[int, int] | None:

@@ -18,7 +18,17 @@ from uniep.group import Group
 from uniep.modules import Experts
 
 _BUCKET_BYTES = 64 << 20
+_FP32 = 2  # of _kind()
 Replicas = dist.ProcessGroup | typing.Literal["self"] | None
+
+
+class _Share(typing.NamedTuple):
+    of: torch.Tensor
+    is_gradient: bool  # main_grad, given as tensors; else a parameter, which has it
+
+    @property
+    def gradient(self) -> torch.Tensor | None:
+        return self.of if self.is_gradient else _gradient(self.of)
 
 
 def holders(module: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Module, Group]]:
@@ -49,7 +59,8 @@ def average_expert_gradients(module: torch.nn.Module, replicas: Replicas = None)
     already, and are divided by W alone. checkpoint_state() saves and loads such experts as well.
 
     Small gradients travel together, in buckets of one dtype of up to 64 MiB, a collective each; a larger one needs no
-    memory beside it.
+    memory beside it. A parameter without a gradient gets one of zeros where another replica has one, for which it first
+    takes a small collective of all parameters; where no replica has one it stays without. What is tied counts once.
 
     Args:
         module: with Experts, or what shard_experts() has sharded; without any nothing happens.
@@ -60,11 +71,17 @@ def average_expert_gradients(module: torch.nn.Module, replicas: Replicas = None)
     Raises:
         ValueError: the replicas are not known, or are ranks of one group.
     """
+    found = [(_replicas(replicas, group), group, shares) for group, shares in _by_group(module)]
+    lacking: dict[dist.ProcessGroup, list[torch.Tensor]] = {}
+    for shared, _, shares in found:
+        if shared is not None:
+            lacking.setdefault(shared, []).extend(one.of for one in shares if not one.is_gradient)
+    for shared, parameters in lacking.items():
+        _give_what_others_have(parameters, shared)
     summed: dict[tuple[dist.ProcessGroup, torch.device, torch.dtype], list[torch.Tensor]] = {}
-    for one, group in _by_holder(module):
-        shared = _replicas(replicas, group)
+    for shared, group, shares in found:
         count = group.size * (1 if shared is None else dist.get_world_size(shared))
-        for gradient in _expert_gradients(one):
+        for gradient in _gradients(shares):
             if isinstance(gradient, DTensor):
                 gradient.to_local().div_(group.size)
                 continue
@@ -74,6 +91,31 @@ def average_expert_gradients(module: torch.nn.Module, replicas: Replicas = None)
     for (shared, _, _), gradients in summed.items():
         for bucket in _buckets(gradients):
             _sum(bucket, shared)
+
+
+def _give_what_others_have(parameters: list[torch.Tensor], replicas: dist.ProcessGroup) -> None:
+    """Zeros as the gradient of parameters that have one on another replica alone: all have to sum the same tensors."""
+    if not parameters:
+        return
+    given = [_kind(one) for one in parameters]
+    known = torch.tensor(given, dtype=torch.int32, device=parameters[0].device)
+    dist.all_reduce(known, op=dist.ReduceOp.MAX, group=replicas)
+    if all(given):
+        return  # without a wait for the device
+    for parameter, own, kind in zip(parameters, given, known.tolist(), strict=True):
+        if own == 0 and kind > 0 and not isinstance(parameter, DTensor):
+            dtype = torch.float32 if kind == _FP32 else parameter.dtype
+            if dtype is not parameter.dtype:
+                parameter.grad_dtype = dtype
+            parameter.grad = torch.zeros(parameter.shape, dtype=dtype, device=parameter.device)
+
+
+def _kind(parameter: torch.Tensor) -> int:
+    """Of its gradient: 0 without one, 1 of its dtype."""
+    gradient = _gradient(parameter)
+    if gradient is None or gradient.dtype is parameter.dtype:
+        return int(gradient is not None)
+    return _FP32
 
 
 def _buckets(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
@@ -127,8 +169,8 @@ def clip_grad_norm(module: torch.nn.Module, max_norm: float, pipeline: dist.Proc
     found = [_gradient(one) for one in module.parameters() if id(one) not in own]
     gradients = [one for one in found if one is not None]
     total = _squares(gradients)
-    for one, group in _by_holder(module):
-        mine = _expert_gradients(one)
+    for group, shares in _by_group(module):
+        mine = _gradients(shares)
         total = total + _sum_over(group.process_group, group.device, _squares(mine)).to(total.device)
         gradients += mine
     if pipeline is not None:
@@ -141,17 +183,31 @@ def clip_grad_norm(module: torch.nn.Module, max_norm: float, pipeline: dist.Proc
     return norm.float()
 
 
-def _by_holder(module: torch.nn.Module) -> list[tuple[torch.nn.Module, Group]]:
-    return [(one, group) for _, one, group in holders(module)]
+def _by_group(module: torch.nn.Module) -> list[tuple[Group, list[_Share]]]:
+    """Of each holder; what several have, such as a tied parameter, of the first."""
+    seen: dict[int, torch.Tensor] = {}
+    found: list[tuple[Group, list[_Share]]] = []
+    for _, one, group in holders(module):
+        found.append((group, []))
+        for share in _shares(one):
+            gradient = share.gradient
+            own = share.of if gradient is None else gradient
+            if id(own) not in seen:
+                seen[id(own)] = own
+                found[-1][1].append(share)
+    return found
 
 
-def _expert_gradients(holder: torch.nn.Module) -> list[torch.Tensor]:
+def _shares(holder: torch.nn.Module) -> list[_Share]:
     options = holder.options if isinstance(holder, Experts) else getattr(holder, "uniep_options", None) or {}
     main_grad = options.get("main_grad")
     if main_grad is not None and not isinstance(main_grad, str):
-        return [one for part in main_grad for one in flat(part)]
-    found = [_gradient(one) for one in holder.parameters(recurse=False)]
-    return [one for one in found if one is not None]
+        return [_Share(one, True) for part in main_grad for one in flat(part)]
+    return [_Share(one, False) for one in holder.parameters(recurse=False)]
+
+
+def _gradients(shares: list[_Share]) -> list[torch.Tensor]:
+    return [one.gradient for one in shares if one.gradient is not None]
 
 
 def _gradient(parameter: torch.Tensor) -> torch.Tensor | None:

@@ -9,10 +9,13 @@ Router, losses, parameters and checkpoints stay the model's. docs/transformers.m
 from __future__ import annotations
 
 import copy
+import functools
 import typing
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch.utils.weak import WeakTensorKeyDictionary
 from transformers.activations import ACT2FN
 from transformers.integrations import moe as _integration
 
@@ -187,7 +190,7 @@ def shard_experts(model: torch.nn.Module, group: Group, **options: typing.Any) -
     """Leaves every rank of `group` its E / W experts of each layer, and runs them expert-parallel.
 
     Call it on all ranks, on models with equal weights, before the optimizer is made. Parameters keep their names and
-    become [E / W, ...]: do not average their gradients over the group.
+    become [E / W, ...]: do not average their gradients over the group. What layers share stays shared.
 
     Args:
         model: a Transformers model with mixture-of-experts layers.
@@ -216,11 +219,9 @@ def shard_experts(model: torch.nn.Module, group: Group, **options: typing.Any) -
         if count % group.size != 0:
             raise ValueError(f"group: {group.size} ranks; must divide the {count} experts of {type(experts).__name__}")
     configs: dict[int, typing.Any] = {}  # copies: other models may have been made of the same ones
+    made = WeakTensorKeyDictionary()
     for experts in layers:
-        for name in _parameters(experts):
-            whole = typing.cast(torch.nn.Parameter, getattr(experts, name))
-            part = whole.detach().chunk(group.size)[group.rank].clone()
-            setattr(experts, name, torch.nn.Parameter(part, requires_grad=whole.requires_grad))
+        _replace(experts, lambda whole: whole.chunk(group.size)[group.rank].clone(), made)
         experts.uniep_group = group  # type: ignore[assignment]
         experts.uniep_options = options  # type: ignore[assignment]
         config = experts.uniep_config = experts.config
@@ -238,19 +239,33 @@ def gather_experts(model: torch.nn.Module) -> None:
     Raises:
         ValueError: the experts are not sharded.
     """
+    made = WeakTensorKeyDictionary()
     for experts in _layers(model):
         group = typing.cast("Group | None", getattr(experts, "uniep_group", None))
         if group is None:
             raise ValueError("model: its experts are not sharded; shard_experts() does it")
-        for name in _parameters(experts):
-            part = typing.cast(torch.nn.Parameter, getattr(experts, name))
-            parts = [part.detach()]
-            if group.size > 1:
-                parts = [torch.empty_like(part) for _ in range(group.size)]
-                dist.all_gather(parts, part.detach().contiguous(), group=group.process_group)
-            setattr(experts, name, torch.nn.Parameter(torch.cat(parts), requires_grad=part.requires_grad))
+        _replace(experts, functools.partial(_gathered, group), made)
         experts.config = experts.uniep_config
         del experts.uniep_group, experts.uniep_options, experts.uniep_config
+
+
+def _gathered(group: Group, part: torch.Tensor) -> torch.Tensor:
+    parts = [part]
+    if group.size > 1:
+        parts = [torch.empty_like(part) for _ in range(group.size)]
+        dist.all_gather(parts, part.contiguous(), group=group.process_group)
+    return torch.cat(parts)
+
+
+def _replace(
+    experts: torch.nn.Module, make: Callable[[torch.Tensor], torch.Tensor], made: WeakTensorKeyDictionary
+) -> None:
+    """Gives experts other parameters; `made` has those of layers before, which may share one with these."""
+    for name in _parameters(experts):
+        before = typing.cast(torch.nn.Parameter, getattr(experts, name))
+        if before not in made:
+            made[before] = torch.nn.Parameter(make(before.detach()), requires_grad=before.requires_grad)
+        setattr(experts, name, made[before])
 
 
 def _layers(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -5,13 +5,13 @@ docs/tuning.md says how it decides, what it costs and what is tested.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import logging
 import os
 import threading
-import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.distributed as dist
@@ -19,8 +19,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from uniep import library, peers, trials, tuning
 from uniep.candidate_check import CandidateCheck, status_of
-from uniep.errors import CapacityError, DeviceError
-from uniep.layer_stats import _moment
+from uniep.errors import CapacityError
+from uniep.tuner_calls import Kept, Planned, Timed
 from uniep.tuner_exchange import Exchange
 
 if typing.TYPE_CHECKING:
@@ -31,6 +31,7 @@ if typing.TYPE_CHECKING:
 _log = logging.getLogger("uniep")
 _DIRECTIONS = ("forward", "backward")
 _STEPS_TO_SHARE = 25  # that lie between two exchanges of a job's groups
+_MOST_ROUTES = 16  # of timed calls that the device has not come to; each has megabytes
 
 
 class Decision(typing.NamedTuple):
@@ -238,87 +239,6 @@ class Tuner:
         return own.plan(call, direction, route)
 
 
-_NO_FAULTS = (CapacityError, MemoryError, torch.OutOfMemoryError)
-_HUNG = ("waited too long", "time-out after")  # docs/failures.md
-
-
-class _Planned(trials.Trial):
-    """A call of the job whose time nobody waits for. How it fails is told."""
-
-    def __init__(self, owner: _OfGroup, planned: typing.Any) -> None:
-        self.owner, self.planned = owner, planned
-        self.schedule = planned.schedule
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        _trace: types.TracebackType | None,
-    ) -> None:
-        if error is None:
-            return
-        if self._is_no_fault(error):
-            self.owner.not_measured(self.planned)
-        else:
-            self.owner.failed(self.planned, error)
-
-    def _is_no_fault(self, error: BaseException) -> bool:
-        """Whether the call would have failed under any schedule, as far as that is known."""
-        group = self.owner.group
-        if isinstance(error, _NO_FAULTS) or not isinstance(error, Exception) or group.engine.has_ended:
-            return True  # of an earlier call, of memory, or of who ends the job or the group
-        text = str(error)
-        if isinstance(error, ValueError):
-            return not text.startswith("illegal schedule")
-        if not isinstance(error, TimeoutError | DeviceError):
-            return False
-        if "an earlier " in text:
-            return True
-        # What the job has run for long hardly ends a rank or a call elsewhere: it waits too long itself, or nothing.
-        hung = isinstance(error, DeviceError) or any(one in text for one in _HUNG)
-        return not self.planned.of_candidate and (not hung or peers.find_gone_by_now(group) is not None)
-
-
-class _Timed(_Planned):
-    """A call whose time is taken."""
-
-    def __init__(self, owner: _OfGroup, planned: typing.Any, route: Route) -> None:
-        super().__init__(owner, planned)
-        self.route = route
-        self.begin: typing.Any = None
-        self.end: typing.Any = None
-        self.step = owner.steps
-
-    def __enter__(self) -> None:
-        self.begin = _moment(self.owner.group.device)
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        _trace: types.TracebackType | None,
-    ) -> None:
-        super().__exit__(kind, error, _trace)
-        if error is not None:
-            return
-        self.end = _moment(self.owner.group.device)
-        self.owner.timed.append(self)
-
-    def milliseconds(self) -> float:
-        """Waits for the end of the call."""
-        if isinstance(self.end, float):
-            return float(max(1e3 * (self.end - self.begin), 1e-6))
-        self.end.synchronize()
-        return max(float(self.begin.elapsed_time(self.end)), 1e-6)
-
-
-class _Kept(trials.Trial):
-    """A call that is captured into a graph."""
-
-    def __init__(self, schedule: bytes) -> None:
-        self.schedule = schedule
-
-
 class _OfGroup:
     """The layers of one group, and the library's tuner of them from the end of their first step on."""
 
@@ -330,7 +250,7 @@ class _OfGroup:
         self.handle: ctypes.c_void_p | None = None
         self.exchange = Exchange(group)
         self.error: BaseException | None = None
-        self.timed: list[_Timed] = []
+        self.timed: list[Timed] = []
         self.late: CapacityError | None = None  # of a call of the job, seen in a check
         self.steps = self.shared = 0  # shared: the step of the last exchange with `others`
         self.others: dist.ProcessGroup | None = None  # who tells of the job's other groups
@@ -344,7 +264,7 @@ class _OfGroup:
             handle, self.handle = self.handle, None
             if handle is not None:
                 self.library.uniep_tuner_destroy(handle)
-            self.timed.clear()  # with their placements
+            self.timed.clear()
             self.layers.clear()
 
     def _call(self, function: Callable[..., int], *arguments: typing.Any) -> None:
@@ -368,10 +288,12 @@ class _OfGroup:
             if self.group.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
                 text = ctypes.c_char_p()
                 self._call(self.library.uniep_tuner_schedule_to_keep, layer, number, ctypes.byref(text))
-                return _Kept(text.value or b"auto")
+                return Kept(text.value or b"auto")
             planned = library.TunerCall.make()
             self._call(self.library.uniep_tuner_schedule, layer, number, ctypes.byref(planned))
-            return _Timed(self, planned, route) if planned.timed else _Planned(self, planned)
+            if not planned.timed:
+                return Planned(self, planned)
+            return Timed(self, planned, route, call.capacity is None or self.group.transport == "torch")
 
     def _note(self, key: typing.Any, call: Call, route: Route) -> None:
         layer = self.index.get(key)
@@ -391,8 +313,38 @@ class _OfGroup:
             if self.handle is not None:
                 self.library.uniep_tuner_not_measured(self.handle, ctypes.byref(planned))
 
-    def step(self) -> None:
+    def hold(self, one: Timed) -> None:
+        """Until its time is told."""
         with self.lock:
+            if self.handle is None or self.state().frozen:
+                return
+            self.timed.append(one)
+            held = [each for each in self.timed if each.has_route]
+            for i, each in enumerate(held):
+                if len(held) - i <= _MOST_ROUTES and not each.has_rows():
+                    break
+                self._read_rows(each)
+
+    def _read_rows(self, one: Timed) -> None:
+        try:
+            one.read_rows()
+        except Exception:  # the job's, of some call whose rows did not fit
+            self.timed.remove(one)
+            self.not_measured(one.planned)
+            raise
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Around what may freeze it: then nothing is kept for a step that need not come."""
+        with self.lock:
+            try:
+                yield
+            finally:
+                if self.state().frozen:
+                    self.timed.clear()
+
+    def step(self) -> None:
+        with self._changing():
             self.steps += 1
             if self.handle is None and self.steps == 1:
                 self._find_others()
@@ -404,11 +356,9 @@ class _OfGroup:
     def _settle(self) -> None:
         """Times of the steps before the one that ends."""
         for one in [one for one in self.timed if one.step < self.steps - 1]:
+            self._read_rows(one)
             self.timed.remove(one)
-            rows = one.route.rows_of_ranks()
-            busiest, mean = float(max(rows, default=0)), sum(rows) / max(len(rows), 1)
-            arguments = ctypes.byref(one.planned), one.milliseconds(), busiest, mean
-            self._call(self.library.uniep_tuner_measured, *arguments)
+            self._call(self.library.uniep_tuner_measured, ctypes.byref(one.planned), one.milliseconds(), *one.rows)
 
     def _find_others(self) -> None:
         others = self.group.replicas
@@ -459,7 +409,7 @@ class _OfGroup:
             raise
 
     def begin_round(self) -> None:
-        with self.lock:
+        with self._changing():
             if self.handle is None or not self.state().wants_round or not self._job_is_well():
                 return
             self._call(self.library.uniep_tuner_begin_round)
@@ -514,7 +464,7 @@ class _OfGroup:
             self.strangers.add(number)
 
     def freeze(self) -> None:
-        with self.lock:
+        with self._changing():
             if self.handle is not None:
                 self._call(self.library.uniep_tuner_freeze)
 

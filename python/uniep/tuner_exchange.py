@@ -36,13 +36,14 @@ class Exchange:
         on_host[:_HEAD] = len(own).to_bytes(_HEAD, "little")
         first = own[: _CHUNK - _HEAD]
         on_host[_HEAD : _HEAD + len(first)] = first
-        is_nccl = dist.get_backend(group.process_group) == "nccl"
+        backends = str(dist.get_backend_config(group.process_group))  # such as cuda:nccl
+        by_nccl = "nccl" in backends and "cpu:" not in backends
         tensor = torch.frombuffer(on_host, dtype=torch.uint8)
-        tensor = tensor.to(group.device) if is_nccl else tensor
+        tensor = tensor.to(group.device) if by_nccl else tensor
         ranks = [torch.empty_like(tensor) for _ in range(group.size)]
         with peers.waiting(group, _WHAT):
             # NCCL's kernel must not run beside a layer that waits for peers: the stream's next calls come behind it.
-            work = dist.all_gather(ranks, tensor, group=group.process_group, async_op=not is_nccl)
+            work = dist.all_gather(ranks, tensor, group=group.process_group, async_op=not by_nccl)
         self._given[number] = _OnItsWay(own, ranks, work)
 
     def take(self, number: int) -> list[bytes]:

@@ -64,6 +64,7 @@ class Experts(torch.nn.Module):
         self.told: Group | None = None  # of the groups beside it
         self._experts = (experts,)  # a tuple, so that it is not registered
         self._tie()
+        self.parts = Parts(experts, self._parameters)
 
     def _tie(self) -> None:
         """Registers the parameters of Megatron's experts as they are now."""
@@ -82,11 +83,14 @@ class Experts(torch.nn.Module):
                 self.register_parameter(f"b2_{expert}", b2)
         if layer is not None:
             name_layer(second[0], layer)
-        self._parts = Parts(experts, self._parameters)
+
+    def _tie_anew(self) -> None:
+        self._tie()
+        self.parts.take_parameters()
 
     def forward(self, hidden_states: torch.Tensor, probs: torch.Tensor, routing_map: torch.Tensor) -> torch.Tensor:
         """hidden_states [T, H] bf16, probs [T, E], routing_map [T, E] bool to [T, H] bf16."""
-        self._parts.check()
+        self.parts.check()
         if getattr(self.config, "moe_pad_expert_input_to_capacity", False):
             routing_map = routing_map & (probs != 0)  # the padding: tokens that did not choose the expert
         main_grad = self.main_grad if self._has_fp32_sums() else None
@@ -138,10 +142,10 @@ class Experts(torch.nn.Module):
         pass
 
     def _load_from_state_dict(self, *_: typing.Any) -> None:
-        self._tie()  # load_state_dict(assign=True) has replaced parameters by now
+        self._tie_anew()  # load_state_dict(assign=True) has replaced parameters by now
 
     def _apply(self, *_: typing.Any, **__: typing.Any) -> typing.Any:
-        self._tie()  # to_empty() and the like have
+        self._tie_anew()  # to_empty() and the like have
         return self
 
     def sharded_state_dict(self, *_: typing.Any, **__: typing.Any) -> dict[str, typing.Any]:

@@ -8,6 +8,7 @@ import typing
 import torch
 
 from uniep.layer import main_grad_of
+from uniep.layer_stats import name_layer
 
 
 class _Memory(torch.autograd.Function):
@@ -37,4 +38,7 @@ def plain_weight(parameter: torch.nn.Parameter, name: str, has_main_grad: bool) 
     memory: typing.Any = _Memory.apply(parameter, has_main_grad)  # type: ignore[no-untyped-call]
     if has_main_grad:
         memory.get_main_grad = functools.partial(main_grad_of, parameter, name)
+    layer = getattr(parameter, "uniep_layer", None)
+    if layer is not None:
+        name_layer(memory, layer)
     return typing.cast(torch.Tensor, memory)

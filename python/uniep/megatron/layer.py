@@ -115,6 +115,7 @@ class UniEPMoELayer(MoELayer):  # type: ignore[misc]
     def routed_experts_compute(self, hidden_states: torch.Tensor, probs: torch.Tensor) -> typing.Any:
         if self.uniep_experts is None:
             return super().routed_experts_compute(hidden_states, probs)
+        self.uniep_experts.parts.check_whole(self._modules.get("experts"))
         assert self.token_dispatcher.routing_map is not None
         routing_map = self.token_dispatcher.routing_map.view(len(hidden_states), -1)
         return self.uniep_experts(hidden_states, probs.view(routing_map.shape), routing_map), None

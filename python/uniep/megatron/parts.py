@@ -33,20 +33,34 @@ class Parts:
     """
 
     def __init__(self, experts: torch.nn.Module, own: dict[str, typing.Any]) -> None:
+        self._experts, self._kind = experts, type(experts)
         local: typing.Any = getattr(experts, "local_experts", None)
         children = [] if local is None else list(local._modules.items())
         self._linears = [_Linear(local._modules, name, one, type(one)) for name, one in children]
-        places: dict[int, tuple[dict[str, typing.Any], str]] = {}
         for parent in [one for _, one in children] or [experts]:
             for name in ("linear_fc1", "linear_fc2"):
                 linear = parent._modules[name]
                 self._linears.append(_Linear(parent._modules, name, linear, type(linear)))
-                places |= {id(one): (linear._parameters, key) for key, one in linear._parameters.items()}
-        self._weights = [_Weight(*places[id(one)], key) for key, one in own.items() if id(one) in places]
         self._own = own
+        self.take_parameters()
+
+    def take_parameters(self) -> None:
+        """Those of the same modules as they are now."""
+        places: dict[int, tuple[dict[str, typing.Any], str]] = {}
+        for one in self._linears:
+            held = one.module._parameters
+            places |= {id(parameter): (held, name) for name, parameter in held.items()}
+        self._weights = [_Weight(*places[id(one)], key) for key, one in self._own.items() if id(one) in places]
+
+    def check_whole(self, now: object) -> None:
+        """Raises ValueError where a layer has another module in the place of its experts."""
+        if now is not self._experts:
+            self._refuse("the whole module", now)
 
     def check(self) -> None:
         """Raises ValueError where something was replaced. Takes 0.1 us for each."""
+        if type(self._experts) is not self._kind:
+            self._refuse("the whole module", self._experts)
         for holder, name, module, kind in self._linears:
             if holder.get(name) is not module or type(module) is not kind:
                 self._refuse(name, holder.get(name))
