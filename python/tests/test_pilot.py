@@ -327,6 +327,17 @@ def test_on_gpus_bits_are_judged_in_deterministic_mode():
     assert not summary.passed(report | {"began_alike": False})
 
 
+def test_other_bits_behind_a_kill_say_which():
+    found = {"killed_rank": 1, "killed_in_step": 4, "checkpoint_of_step": 3, "steps": 4, "noticed": [], "silent": []}
+    words = kill.apart([([1.5], "a" * 64), ([1.5], "a" * 64), ([1.25], "b" * 64)])
+    told = summary.words_of_kill(found | {"resumed": True, "same_bits": False, "words": words})
+    assert told.endswith(
+        "with OTHER BITS than without the kill (without it: losses 1.5, aaaaaaaaaaaa; "
+        "rank 0: losses 1.5, aaaaaaaaaaaa; rank 1: losses 1.25, bbbbbbbbbbbb)"
+    )
+    assert summary.words_of_kill(found | {"resumed": True, "same_bits": True, "words": ""}).endswith("without the kill")
+
+
 def test_a_page_of_a_report_that_was_cut(run):
     report = run[1]
     whole = {"setting", "when", "command", "arms", "missing_arms", "missing_parts", "failed_parts"}

@@ -55,7 +55,7 @@ class Outcome:
     resumed: bool
     same_bits: bool
     bits: str
-    words: str  # why it did not resume, else ""
+    words: str  # why it did not resume, or what differs, else ""
     several_clocks: bool = False  # of hosts, so that seconds have these clocks' differences in them
 
 
@@ -135,6 +135,15 @@ def _words(ended: list[Ended]) -> str:
     )
 
 
+def apart(ends: list[tuple[list[float], str]]) -> str:
+    """The losses and the digest without the kill, and of each rank that resumed."""
+    names = ["without it", *(f"rank {rank}" for rank in range(len(ends) - 1))]
+    return "; ".join(
+        f"{name}: losses {', '.join(map(repr, losses))}, {digest[:12]}"
+        for name, (losses, digest) in zip(names, ends, strict=True)
+    )
+
+
 def kill_and_resume(job: Job, steps: int, losses: list[float], digest: str) -> Outcome:
     """Kills the last rank behind the checkpoint of half the steps, and resumes. Collective.
 
@@ -161,4 +170,5 @@ def kill_and_resume(job: Job, steps: int, losses: list[float], digest: str) -> O
         return Outcome(killed, step + 1, half, noticed, silent, steps, False, False, "", _words(again), clocks)
     same = all(report["digest"] == digest and report["losses"] == losses[half:] for report in reports)
     bits = ", ".join(dict.fromkeys([digest[:12], reports[0]["digest"][:12]]))
-    return Outcome(killed, step + 1, half, noticed, silent, steps, True, same, bits, "", clocks)
+    words = "" if same else apart([(losses[half:], digest), *((one["losses"], one["digest"]) for one in reports)])
+    return Outcome(killed, step + 1, half, noticed, silent, steps, True, same, bits, words, clocks)

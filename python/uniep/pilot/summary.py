@@ -93,7 +93,8 @@ def words_of_kill(kill: Report) -> str:
     if not kill["resumed"]:
         return f"{text}; the job did not resume: {kill['words']}"
     same = "the same bits as" if kill["same_bits"] else "OTHER BITS than"
-    return f"{text}; resumed from step {kill['checkpoint_of_step']} to {kill['steps']} with {same} without the kill"
+    text += f"; resumed from step {kill['checkpoint_of_step']} to {kill['steps']} with {same} without the kill"
+    return text if kill["same_bits"] else f"{text} ({kill['words']})"
 
 
 def words(report: Report) -> str:
