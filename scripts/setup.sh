@@ -7,7 +7,7 @@ packages=(
   nlohmann-json3-dev libcli11-dev libfmt-dev    # JSON, command line, formatting
   libgtest-dev                                  # tests
   libbenchmark-dev libopenblas-dev              # the CPU GEMM's benchmark and its yardstick
-  clang clang-format lld                        # format, fuzzing, AddressSanitizer
+  clang clang-format lld                        # format, fuzzing, sanitizers
   libclang-rt-14-dev                            # libFuzzer's and the sanitizers' run time for clang 14
 )
 
