@@ -30,6 +30,7 @@ from uniep.pilot import (
     kept,
     kill,
     options,
+    parts,
     preflight,
     sizes,
     summary,
@@ -325,6 +326,24 @@ def test_on_gpus_bits_are_judged_in_deterministic_mode():
     assert not summary.passed(report | {"setting": {"device": "cpu"}})
     assert not summary.passed(report | {"failed_parts": {"kill": "why"}})
     assert not summary.passed(report | {"began_alike": False})
+
+
+def test_the_job_that_is_killed_trains_on_what_the_pilot_has_read(tmp_path, monkeypatch):
+    file, jobs = tmp_path / "text", []
+    file.write_bytes(bytes(range(256)))
+    data = text.Text(text.read(str(file))[0], 8, 2, seed=1)
+    file.write_bytes(b"other words" * 20)  # as somebody may who edits it meanwhile
+    own = object.__new__(parts.Parts)
+    own.options = types.SimpleNamespace(model="tiny", text=str(file), seed=1, schedule="auto", cpu=True, bit_steps=4)
+    own.setting, own.repeatable = types.SimpleNamespace(text=data), types.SimpleNamespace(size=sizes.SIZES["tiny"])
+    own.folder, own.uninterrupted, own.report, own.tell = tmp_path, (None, [], ""), {}, print
+    monkeypatch.setattr(parts.dist, "get_rank", lambda: 0)
+    outcome = kill.Outcome(1, 3, 2, [], [], 4, True, True, "", "")
+    monkeypatch.setattr(parts.kill, "kill_and_resume", lambda job, *_: jobs.append(job) or outcome)
+    own.run_kill()
+    again = text.Text(text.read(jobs[0].text)[0], 8, 2, seed=1)
+    assert again.digest == data.digest != text.Text(file.read_bytes(), 8, 2, seed=1).digest
+    assert all(torch.equal(*pair) for pair in zip(again.batch(0, 0), data.batch(0, 0), strict=True))
 
 
 def test_other_bits_behind_a_kill_say_which():

@@ -31,7 +31,7 @@ class Job:
 
     model: str
     layers: int | None
-    text: str | None
+    text: str  # its file
     seed: int
     schedule: str
     cpu: bool

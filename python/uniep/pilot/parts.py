@@ -202,6 +202,7 @@ class Parts:
         of_gpu = self.setting.device.type == "cuda"
         machine = {"gpu": torch.cuda.get_device_name() if of_gpu else None, "torch": torch.__version__}
         key = {"setting": setting, "arms": self.report["arms"], "schedule": self.options.schedule}
+        key["text"] = self.setting.text.digest
         kept = Kept(pathlib.Path(self.options.out) / f"{part}.json", key | machine | sizes_of_it)
         if kept.entries:
             self.report.setdefault("of_earlier_runs", {})[part] = len(kept.entries)
@@ -255,10 +256,12 @@ class Parts:
     def run_kill(self) -> None:
         given = self.options
         _, losses, digest = self._restarted()
+        text = self._shared_folder() / f"text{dist.get_rank()}"
+        self.setting.text.save(text)  # the file it is from may have changed by now
         job = Job(
             given.model,
             self.repeatable.size.layers,
-            given.text,
+            str(text),
             given.seed,
             given.schedule,
             given.cpu,

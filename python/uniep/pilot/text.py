@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import pathlib
 
 import torch
@@ -19,6 +20,17 @@ class Text:
             raise ValueError(f"--text: {len(text)} bytes; must be {sequence + 2} or more, a sequence and two bytes")
         self._bytes = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
         self._sequence, self._batch, self._seed = sequence, batch, seed
+
+    @property
+    def digest(self) -> str:
+        """Hexadecimal digits that stand for the text."""
+        return hashlib.sha256(self._plain()).hexdigest()
+
+    def save(self, file: pathlib.Path) -> None:
+        file.write_bytes(self._plain())
+
+    def _plain(self) -> bytes:
+        return self._bytes.to(torch.uint8).numpy().tobytes()
 
     def batch(self, step: int, replica: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens and labels [B, S] int64."""
