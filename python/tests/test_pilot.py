@@ -360,8 +360,8 @@ def test_other_bits_behind_a_kill_say_which():
 def test_a_page_of_a_report_that_was_cut(run):
     report = run[1]
     whole = {"setting", "when", "command", "arms", "missing_arms", "missing_parts", "failed_parts"}
-    for parts in ((), ("preflight",), ("bits", "repeatable"), ("kill",), ("table", "preflight")):
-        cut = {name: value for name, value in report.items() if name in whole | set(parts)}
+    for some in ((), ("preflight",), ("bits", "repeatable"), ("kill",), ("table", "preflight")):
+        cut = {name: value for name, value in report.items() if name in whole | set(some)}
         cut |= {"missing_parts": ["turns: it did not come to its end"], "failed_parts": {"curves": "OSError: <no>"}}
         texts = " ".join(Page(page(cut)).texts)
         assert "turns: it did not come to its end" in texts and "OSError: <no>" in texts
