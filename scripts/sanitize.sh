@@ -26,7 +26,7 @@ export UNIEP_TEST_COMBINATIONS=${UNIEP_TEST_COMBINATIONS:-$combinations}
 # left out whose faults AddressSanitizer sees where the pointer is used: they take a quarter of the compiler's time. The
 # fuzzers have them (scripts/fuzz.sh). Without CUDA, whose libraries are not built for sanitizers.
 tools=(-DCMAKE_C_COMPILER=clang -DCMAKE_CXX_COMPILER=clang++ -DCMAKE_EXE_LINKER_FLAGS=-fuse-ld=lld)
-[ "$sanitizers" = thread ] || tools+=(-DUNIEP_SANITIZE_EXCEPT=null,object-size,pointer-overflow,vptr)
+[ "$sanitizers" = thread ] || tools+=("-DUNIEP_SANITIZE_EXCEPT=null,object-size,pointer-overflow,vptr")
 cmake -G Ninja -S . -B "$build" "${tools[@]}" \
   -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" \
   -DUNIEP_SANITIZE="$sanitizers" -DUNIEP_BUILD_BENCH=OFF -DUNIEP_CUDA_INCLUDE:PATH=OFF >/dev/null
