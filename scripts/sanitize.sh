@@ -58,7 +58,7 @@ else
     GemmQueues.EveryTile GemmQueuesInTheSmall Machine.{EveryNumber,Truncated} ModelLayers Npy.Damaged
     Order.{SumsTake,Weight} Placement.{RowsStand,TokensAreSummed} Run.LargeLayers ScheduleFill.{Any,GivenFields}
     ScheduleSample.Reaches ScheduleText.SurvivesHostile ScheduleValidate.AgreesWith Simulate.{AClock,OneRankForAll,RunsEvery} SimulateError
-    SolveCommand.Nothing SolverChoice.{IsLegal,TakesAbout} TaskWork.{BytesMoved,GemmsAnd,Moves} TraceSvg.StaysSmall TuneReport.{SaysWhat,WhatIf} Tuner.{Finds,NeverTakes} Walk WeightGradientTimes.ProgramsWithout WgradQueues
+    SolveCommand.Nothing SolverChoice.IsLegal TaskWork.{BytesMoved,GemmsAnd,Moves} TraceSvg.StaysSmall TuneReport.{SaysWhat,WhatIf} Tuner.{Finds,NeverTakes} Walk WeightGradientTimes.ProgramsWithout WgradQueues
   )
   # ctest compiles no expression with more than nine groups, and then runs all there is: so one, and each name is looked up.
   tests=$(ctest --test-dir "$build" -N)
