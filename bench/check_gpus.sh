@@ -92,7 +92,7 @@ disturbed=(--direction both --only random --cases 12 --devices "$gpus" --disturb
 if is_wanted disturbed; then "$(program layer)" "${disturbed[@]}" --compile "$(nproc)" >"$folder/compile_disturbed.log" 2>&1; fi
 check disturbed 150 "$(program layer)" "${disturbed[@]}"
 check exchange 120 "$(program exchange)"
-check backward 150 "$(program backward)" "${processes[@]}"
+check backward 240 "$(program backward)" "${processes[@]}"
 check layer 150 "$(program layer)" "${layers[@]}"
 check graph 150 "$(program graph)" "${processes[@]}"
 check input 60 "$(program input)" "${processes[@]}"

@@ -7,6 +7,8 @@
 #include <optional>
 
 #include "cli/gathered.h"
+#include "tests/cuda/delay_arguments.h"
+#include "tests/cuda/gpu_support.h"
 #include "tests/cuda/rank_processes.h"
 #include "tests/cuda/small_layer.h"
 
@@ -16,7 +18,8 @@ namespace {
 constexpr int64_t kMaxTokens = 1000, kMeetingTokens = 200;
 constexpr int kTurns = 6;
 constexpr int64_t kTokens[kTurns] = {16, 16, 120, 120, 400, 900};  // each jump makes symmetric memory grow
-constexpr int kRow = 3;                                            // layers that are queued without a wait
+constexpr double kLate = 0.2;  // seconds; longer than a rank takes to refuse a call and make another
+constexpr int kRow = 3;        // layers that are queued without a wait
 
 LayerShape shape_for(int ranks) {
   return {.hidden = 256, .intermediate = 128, .experts = int64_t{4} * ranks, .topk = 2};
@@ -61,7 +64,8 @@ class FailingRank {
         board_(board),
         words_(board_->rank[rank]),
         memory_(rank, ranks),
-        layer_(shape_for(ranks), ranks, rank, rank, kMaxTokens) {}
+        layer_(shape_for(ranks), ranks, rank, rank, kMaxTokens),
+        kernels_(rank, kernel_folder()) {}
 
   // All ranks run one layer, with time for those that start anew and kernels that are compiled.
   void meet(int64_t meeting) {
@@ -73,6 +77,7 @@ class FailingRank {
     const Placement placement = place(group, layer_.shape(), {&routing, 1}, {});
     const ForwardArguments arguments = layer_.arguments();
     layer_.poison();
+    hold_up(0);
     const Saved saved = forward(group, {layer_.shape(), {}}, schedule, placement, {&arguments, 1});
     // Both times, so that lives compile nothing.
     const uint64_t now = gradients_of(group, saved, WeightGradientTime::kNow);
@@ -200,10 +205,53 @@ class FailingRank {
       ForwardArguments arguments = layer_.arguments();
       if (is_due(RankFault::kForwardArgument)) ++arguments.y;
       if (is_due(RankFault::kOutOfMemory)) memory_.fail_at(1 + static_cast<int>(tokens % 2));
+      // Of a call that grows the others' hosts hear by themselves.
+      if (!grows && is_due(RankFault::kRefusesAndGoesOn)) refuse(group, placement, 1);
+      if (!grows && is_due(RankFault::kRefusesTwice)) refuse(group, placement, 2);
+      if (!grows && another_refuses()) hold_up(kLate);
       saved.push_back(forward(group, {layer_.shape(), {}}, schedule, placement, {&arguments, 1}));
+      if (stays(fault())) await_survivors();
       require_failure();
     }
     for (std::size_t i = saved.size(); i-- > 0;) run_backward(group, saved[i], tokens);
+  }
+
+  RankFault fault() const { return static_cast<RankFault>(board_->fault.load()); }
+  // At the same step as the victim.
+  bool another_refuses() { return stays(fault()) && board_->victim != rank_ && words_.step >= board_->at_step; }
+  void hold_up(double seconds) {
+    const ScopedDevice scope(rank_);
+    kernels_.run("delay_kernels.cu", "test_delay", {.threads = 1, .stream = layer_.stream()},
+                 DelayArguments{static_cast<uint64_t>(seconds * 1e9)});
+  }
+
+  // Calls that this rank alone refuses: it goes on as a caller that takes no notice. Twice: ends behind them.
+  void refuse(Group& group, const Placement& placement, int count) {
+    ForwardArguments arguments = layer_.arguments();
+    ++arguments.y;
+    for (int i = 0; i < count; ++i) {
+      try {
+        forward(group, {layer_.shape(), {}}, schedule_of(group), placement, {&arguments, 1});
+      } catch (const Error& error) {
+        if (error.status() == Status::kInvalidArgument) continue;
+        throw;
+      }
+      require_failure();
+    }
+    if (count > 1) await_survivors();
+  }
+
+  // Where this rank has failed: the others hear of it though it stays in the group.
+  void await_survivors() {
+    if (!failing_) return;
+    const auto heard = [&] {
+      for (int rank = 0; rank < ranks_; ++rank) {
+        if (rank != rank_ && board_->rank[rank].ended < board_->plan) return false;
+      }
+      return true;
+    };
+    await(2 * kArrivalLimit, heard);
+    throw PlannedEnd();
   }
 
   // The last that was saved first. Odd numbers of tokens leave their weight gradients for later.
@@ -238,6 +286,7 @@ class FailingRank {
   RankWords& words_;
   RingAllocator memory_;
   SmallLayer layer_;
+  Kernels kernels_;
   bool failing_ = false;
   int64_t turns_ = 0;
 };
@@ -252,16 +301,18 @@ const char* phase_name(RankPhase phase) {
 }
 
 const char* fault_name(RankFault fault) {
-  static constexpr const char* kNames[kRankFaults + 1] = {"none",
-                                                          "out of memory",
-                                                          "leave()",
-                                                          "no ids in place",
-                                                          "unaligned y in forward",
-                                                          "exception after place",
-                                                          "unaligned dx in backward",
-                                                          "out of memory in backward",
-                                                          "exception after backward",
-                                                          "exception after weight gradients"};
+  static constexpr const char* kNames[kRankFaults + kStayingFaults + 1] = {"none",
+                                                                           "out of memory",
+                                                                           "leave()",
+                                                                           "no ids in place",
+                                                                           "unaligned y in forward",
+                                                                           "exception after place",
+                                                                           "unaligned dx in backward",
+                                                                           "out of memory in backward",
+                                                                           "exception after backward",
+                                                                           "exception after weight gradients",
+                                                                           "unaligned y in forward, and a call",
+                                                                           "unaligned y in forward, twice"};
   return kNames[static_cast<int>(fault)];
 }
 

@@ -39,8 +39,15 @@ enum class RankFault : int {
   kBackwardOutOfMemory,
   kExceptionAfterBackward,         // its weight gradients are not made
   kExceptionAfterWeightGradients,  // the others hear of it in their next call
+  // It stays in the group, and the others' GPUs come to the call only behind what it does next:
+  kRefusesAndGoesOn,  // an address that is not aligned; then a forward that is right
+  kRefusesTwice,      // two in a row
 };
-constexpr int kRankFaults = 9;  // but kNone
+constexpr int kRankFaults = 9;  // but kNone and those of a rank that stays
+constexpr int kStayingFaults = 2;
+inline bool stays(RankFault fault) {
+  return fault >= RankFault::kRefusesAndGoesOn;
+}
 const char* fault_name(RankFault fault);
 
 // One rank's words. A meeting is a Group with long limits that runs one layer; between two of them ranks make calls on

@@ -4,7 +4,7 @@
 // new Group and run a layer, with the bytes of before. Exit status 77 with less than two GPUs: ranks of two processes
 // on one GPU take turns on it, and those that wait for each other there may wait for ever. Usage: gpu_failure_tests
 // [--moments N] [--seed N] [--ranks N]
-// [--only kill|stop|fail]
+// [--only kill|stop|fail|refuse]
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -25,8 +25,20 @@ constexpr double kMeeting = 60;
 constexpr double kStep = 20;    // for a rank to come to the step of its failure
 constexpr int64_t kSteps = 70;  // of a Group's life and most of the next one's
 
-enum class Kind { kKill = 0, kStop, kFail };
-const char* const kKindNames[] = {"kill", "stop", "fail"};
+enum class Kind { kKill = 0, kStop, kFail, kRefuse };
+constexpr Kind kKinds[] = {Kind::kKill, Kind::kStop, Kind::kFail, Kind::kRefuse};
+const char* const kKindNames[] = {"kill", "stop", "fail", "refuse"};
+
+// By itself, in its own process, which then ends.
+bool fails(Kind kind) {
+  return kind == Kind::kFail || kind == Kind::kRefuse;
+}
+
+RankFault fault_of(Kind kind, int number) {
+  if (kind == Kind::kFail) return static_cast<RankFault>(1 + number % kRankFaults);
+  if (kind == Kind::kRefuse) return static_cast<RankFault>(1 + kRankFaults + number % kStayingFaults);
+  return RankFault::kNone;
+}
 
 struct Options {
   int moments = 20;
@@ -40,6 +52,16 @@ bool names_rank(const std::string& text, int rank) {
   return std::regex_search(text, std::regex("ranks? ([0-9]+(, | and ))*" + std::to_string(rank) + "\\b"));
 }
 
+// Of a text that names two calls: the refused one, and the next.
+bool follow_each_other(const std::string& text) {
+  std::vector<int> numbers;
+  const std::regex call("makes call ([0-9]+)");
+  for (std::sregex_iterator it(text.begin(), text.end(), call), end; it != end; ++it) {
+    numbers.push_back(std::stoi((*it)[1]));
+  }
+  return numbers.size() < 2 || std::abs(numbers[0] - numbers[1]) == 1;
+}
+
 class FailureTests {
  public:
   FailureTests(int ranks, uint64_t seed, Results& results) : random_(seed), results_(results) {
@@ -51,8 +73,7 @@ class FailureTests {
     victim_ = pick(ranks());
     board_->acted_at = 0;
     board_->victim = victim_;
-    board_->fault =
-        static_cast<int>(kind == Kind::kFail ? static_cast<RankFault>(1 + number % kRankFaults) : RankFault::kNone);
+    board_->fault = static_cast<int>(fault_of(kind, number));
     board_->at_step = pick(kSteps);
     board_->plan = meeting;
     start_missing(meeting);
@@ -74,9 +95,9 @@ class FailureTests {
       std::printf("%-6s %8d %8d %14.2f %14.2f\n", kKindNames[static_cast<int>(kind)], of.moments, of.passed, of.longest,
                   of.sum / std::max(1, of.heard));
     }
-    std::printf("\n%-18s %6s %6s %6s\n", "the victim was in", "kill", "stop", "fail");
+    std::printf("\n%-18s %6s %6s %6s %6s\n", "the victim was in", "kill", "stop", "fail", "refuse");
     for (const auto& [phase, counts] : phases_) {
-      std::printf("%-18s %6d %6d %6d\n", phase_name(phase), counts[0], counts[1], counts[2]);
+      std::printf("%-18s %6d %6d %6d %6d\n", phase_name(phase), counts[0], counts[1], counts[2], counts[3]);
     }
     constexpr int kEnough = 60;  // of all kinds, so that some come to every call of a layer
     int moments = 0;
@@ -153,12 +174,12 @@ class FailureTests {
     std::string wrong = meet(meeting);
     if (!wrong.empty()) return wrong;
     RankWords& victim = board_->rank[victim_];
-    const auto has_come = [&] { return kind == Kind::kFail ? board_->acted_at != 0 : victim.step >= board_->at_step; };
+    const auto has_come = [&] { return fails(kind) ? board_->acted_at != 0 : victim.step >= board_->at_step; };
     await(kStep, [&] { return has_come() || some_ended(meeting); });
-    if (kind != Kind::kFail && some_ended(meeting)) return "an error before anything was done";
+    if (!fails(kind) && some_ended(meeting)) return "an error before anything was done";
     if (!has_come())
       return "rank " + std::to_string(victim_) + " did not come to step " + std::to_string(board_->at_step);
-    if (kind != Kind::kFail) {
+    if (!fails(kind)) {
       const int microseconds = pick(pick(2) == 0 ? 300 : 5000);
       std::this_thread::sleep_for(std::chrono::microseconds(microseconds));
       board_->acted_at = seconds_now();
@@ -178,7 +199,7 @@ class FailureTests {
     };
     await(kArrivalLimit + 2 * kSlack, [&] { return heard() || !lost(true).empty(); });
     std::string wrong = lost(true);
-    if (kind == Kind::kFail) wrong += end_of_failed();
+    if (fails(kind)) wrong += end_of_failed();
     process(victim_).kill();
     for (int rank = 0; rank < ranks(); ++rank) {
       if (rank != victim_) wrong += hear(kind, number, meeting, rank);
@@ -198,7 +219,7 @@ class FailureTests {
     const RankWords& words = board_->rank[rank];
     if (words.ended < meeting) return "rank " + std::to_string(rank) + " goes on; ";
     const double seconds = words.error_at - board_->acted_at;
-    const std::string how = kind == Kind::kFail ? fault_name(static_cast<RankFault>(board_->fault.load())) : "";
+    const std::string how = fails(kind) ? fault_name(fault_of(kind, number)) : "";
     std::printf("%s %2d: rank %d in %s (step %lld)%s%s: rank %d after %.2f s: %s\n", kKindNames[static_cast<int>(kind)],
                 number, victim_, phase_name(phase_), static_cast<long long>(step_), how.empty() ? "" : ", ",
                 how.c_str(), rank, seconds, words.text);
@@ -209,6 +230,10 @@ class FailureTests {
     std::string wrong;
     if (words.status < 0) wrong += "not a uniep::Error; ";
     if (!names_rank(words.text, victim_)) wrong += "rank " + std::to_string(victim_) + " is not named; ";
+    // Its peers hear of a refused call, and do not find out by their limits.
+    const std::regex heard("gave up the call|do not make the same call");
+    if (kind == Kind::kRefuse && !follow_each_other(words.text)) wrong += "other calls are named; ";
+    if (kind == Kind::kRefuse && !std::regex_search(words.text, heard)) wrong += "nothing of the refused call; ";
     if (seconds > kArrivalLimit + kSlack) wrong += "too late; ";
     if (seconds < 0) wrong += "too early; ";
     return wrong.empty() ? "" : "rank " + std::to_string(rank) + ": " + wrong;
@@ -223,7 +248,7 @@ class FailureTests {
   RankPhase phase_ = RankPhase::kMeeting;
   int64_t step_ = 0;
   std::map<Kind, Summary> summaries_;
-  std::map<RankPhase, std::array<int, 3>> phases_;
+  std::map<RankPhase, std::array<int, 4>> phases_;
 };
 
 int run(int argc, char** argv) {
@@ -258,7 +283,7 @@ int run(int argc, char** argv) {
   setenv("UNIEP_ARRIVAL_TIMEOUT_S", std::to_string(kArrivalLimit).c_str(), 1);
   Results results;
   FailureTests tests(ranks, options.seed, results);
-  for (const Kind kind : {Kind::kKill, Kind::kStop, Kind::kFail}) {
+  for (const Kind kind : kKinds) {
     if (!options.only.empty() && options.only != kKindNames[static_cast<int>(kind)]) continue;
     for (int number = 0; number < options.moments; ++number) tests.run(kind, number);
   }

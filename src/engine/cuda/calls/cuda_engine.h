@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <list>
 #include <memory>
@@ -218,7 +219,7 @@ class CudaEngine final : public internal::Engine {
   void synchronize_devices();
   void synchronize_replays();
   void settle();
-  void tell_peers(uint32_t failed) noexcept;
+  void tell_peers(uint32_t given_up) noexcept;
   void leave_order() noexcept;
   void close_down() noexcept;
 
@@ -251,6 +252,7 @@ class CudaEngine final : public internal::Engine {
   SideStream side_;
   const uint32_t group_number_;  // of this process's
   uint32_t call_number_ = 0;
+  std::atomic<unsigned> calls_given_up_ = 0;
   uint64_t capture_ = 0;  // that the running call goes into
   bool ever_captured_ = false;
   std::string lost_;  // why the ranks can not go on together

@@ -149,8 +149,12 @@ std::string CudaEngine::details(const WaitReport& report) {
   if (report.awaited.kind == SignalKind::kOtherCall) {
     CallDescription calls[kMaxCudaRanks];
     side_.read(calls, symmetric_.board(own, own)->call[report.awaited.expected & 1u], sizeof(calls));
-    return fmt::format(": rank {} makes {}; rank {} makes {}", own, call_text(calls[own]), peer,
-                       call_text(calls[peer]));
+    // Calls behind the one that failed may have left their own words there.
+    const auto text = [&](int rank, uint32_t number) {
+      return calls[rank].number == number ? call_text(calls[rank]) : number_text(number);
+    };
+    return fmt::format(": rank {} makes {}; rank {} makes {}", own,
+                       text(own, static_cast<uint32_t>(report.awaited.space)), peer, text(peer, report.awaited.seen));
   }
   const bool arrival =
       report.awaited.kind == SignalKind::kFlag && report.awaited.space == static_cast<int32_t>(FlagSpace::kArrive);
@@ -247,7 +251,7 @@ void CudaEngine::wait_until(const std::function<bool()>& over) {
     lost_ = ranks_.peer_failure();
     const int own = first_local_rank();
     for (int peer = 0; peer < options_.ranks && !lost_.empty(); ++peer) {
-      if (peer != own) side_.store(&symmetric_.board(own, own)->failed[peer], kLeft);
+      if (peer != own) side_.store(symmetric_.board(own, own)->given_up[peer].number, kLeft);
     }
   }
   if (closed) internal::CallGate::throw_closed();
@@ -293,13 +297,14 @@ void CudaEngine::set_epoch(uint32_t epoch) {
   symmetric_.set_epoch(epoch);
 }
 
-void CudaEngine::tell_peers(uint32_t failed) noexcept {
+void CudaEngine::tell_peers(uint32_t given_up) noexcept {
   if (!in_processes()) return;
+  const unsigned turn = calls_given_up_++ % CallsGivenUp::kOfHost;
   try {
     const BesideCapture beside;  // a call that is captured may have failed
     const int own = first_local_rank();
     for (int peer = 0; peer < options_.ranks; ++peer) {
-      if (peer != own) side_.store(&symmetric_.board(own, peer)->failed[own], failed);
+      if (peer != own) side_.store(&symmetric_.board(own, peer)->given_up[own].number[turn], given_up);
     }
   } catch (const std::exception&) {
     return;  // then their waits run out
@@ -352,7 +357,7 @@ void CudaEngine::close_down() noexcept {
   try {
     for (int own = first_local_rank(); own < first_local_rank() + local_ranks(); ++own) {
       for (int peer = 0; peer < options_.ranks; ++peer) {
-        if (peer != own) side_.store(&symmetric_.board(own, own)->failed[peer], kLeft);
+        if (peer != own) side_.store(symmetric_.board(own, own)->given_up[peer].number, kLeft);
       }
     }
   } catch (const std::exception&) {  // then their waits run out

@@ -48,13 +48,16 @@ const char* kind_name(cuda::CallKind kind) {
 
 }  // namespace
 
+std::string number_text(uint32_t number) {
+  return number == cuda::kReplayed ? "a replayed call" : "call " + std::to_string(number);
+}
+
 std::string call_text(const cuda::CallDescription& call) {
-  const std::string number = call.number == cuda::kReplayed ? "a replayed call" : "call " + std::to_string(call.number);
   std::string hash(8, '0');
   for (int digit = 0; digit < 8; ++digit) hash[7 - digit] = "0123456789abcdef"[call.schedule >> (4 * digit) & 15];
-  return number + ", " + kind_name(call.kind) + " of hidden " + std::to_string(call.hidden) + ", intermediate " +
-         std::to_string(call.intermediate) + ", " + std::to_string(call.experts) + " experts, top-k " +
-         std::to_string(call.topk) + ", schedule, numerics and placement " + hash +
+  return number_text(call.number) + ", " + kind_name(call.kind) + " of hidden " + std::to_string(call.hidden) +
+         ", intermediate " + std::to_string(call.intermediate) + ", " + std::to_string(call.experts) +
+         " experts, top-k " + std::to_string(call.topk) + ", schedule, numerics and placement " + hash +
          (call.input == 0 ? ", x copied" : ", x in a symmetric buffer");
 }
 

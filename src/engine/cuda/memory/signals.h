@@ -52,6 +52,7 @@ std::string describe(const cuda::WaitReport& report);
 std::string running_text(int rank, const cuda::RunningNote& note);
 
 // A call, in words.
+std::string number_text(uint32_t number);
 std::string call_text(const cuda::CallDescription& call);
 
 }  // namespace uniep

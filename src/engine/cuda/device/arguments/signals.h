@@ -20,7 +20,8 @@ enum class SignalKind : uint32_t {
   kOtherCall,   // rank `index` makes another call than this rank in epoch `expected`
 };
 
-// A signal that was waited for: its space is a CounterSpace or a FlagSpace (program/edges.h).
+// A signal that was waited for: its space is a CounterSpace or a FlagSpace (program/edges.h). Of kOtherCall `space` and
+// `seen` are the numbers of this rank's and the peer's call.
 struct AwaitedSignal {
   SignalKind kind;
   int32_t space;
@@ -43,9 +44,11 @@ struct CallDescription {
 };
 constexpr uint32_t kReplayed = 0xffffffffu;
 
+// A rank that refuses a call makes its next one in the same epoch: then the numbers differ. Replays have none.
 UNIEP_HOST_DEVICE bool is_same_call(const CallDescription& a, const CallDescription& b) {
-  return a.kind == b.kind && a.hidden == b.hidden && a.intermediate == b.intermediate && a.experts == b.experts &&
-         a.topk == b.topk && a.schedule == b.schedule && a.input == b.input;
+  const bool numbers = a.number == b.number || a.number == kReplayed || b.number == kReplayed;
+  return numbers && a.kind == b.kind && a.hidden == b.hidden && a.intermediate == b.intermediate &&
+         a.experts == b.experts && a.topk == b.topk && a.schedule == b.schedule && a.input == b.input;
 }
 
 // What a GPU runs, of whichever of its process's groups.
@@ -54,13 +57,29 @@ struct RunningNote {
   uint32_t call;   // of that group
 };
 
+// Numbers of the last calls that a rank gave up, or kLeft; 0: none. Several, because a peer's GPU may be that far
+// behind its host: one that refuses two calls in a row is to be seen in the first, too. Its host writes one after the
+// other in turn, its GPU the last.
+struct alignas(16) CallsGivenUp {
+  static constexpr int kOfHost = 3;
+  uint32_t number[kOfHost + 1];
+};
+constexpr uint32_t kLeft = 0xfffffffeu;  // the rank makes no more calls
+
+UNIEP_HOST_DEVICE bool takes_no_part(const CallsGivenUp& given_up, uint32_t call) {
+  bool without = false;
+  for (const uint32_t number : given_up.number) {
+    without = without || number == kLeft || (number == call && call != kReplayed && call != 0);
+  }
+  return without;
+}
+
 // A rank's memory in which peers tell of their calls; element p only rank p writes.
 struct CallBoard {
-  uint32_t failed[kMaxCudaRanks];          // the number of a call that rank p gave up, or kLeft
+  CallsGivenUp given_up[kMaxCudaRanks];
   CallDescription call[2][kMaxCudaRanks];  // of the epoch with this lowest bit
   RunningNote running;                     // of this rank's GPU, for peers that wait for it to arrive
 };
-constexpr uint32_t kLeft = 0xfffffffeu;  // rank p makes no more calls
 
 // What the first wait that ran out was for. One a rank, in ordinary memory. `failed` is 0, or 2 while the report is
 // being written, or 1; all other waits of the rank give up once it is not 0.
@@ -86,6 +105,11 @@ UNIEP_HOST_DEVICE bool is_reached(uint32_t seen, uint32_t epoch) {
 }
 
 #ifdef __CUDACC__
+UNIEP_DEVICE CallsGivenUp load_given_up(const CallsGivenUp& given_up) {
+  const ptx::Vector16 words = ptx::load_acquire_system_16(&given_up);
+  return {{words.word[0], words.word[1], words.word[2], words.word[3]}};
+}
+
 // One thread. Only the first report of a rank is kept.
 UNIEP_DEVICE void write_report(WaitReport* report, const WaitReport& content) {
   if (atomicCAS(&report->failed, 0u, 2u) != 0u) return;

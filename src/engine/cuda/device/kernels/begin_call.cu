@@ -14,7 +14,9 @@ UNIEP_DEVICE void tell_peer(const RunningCall& running, int32_t peer, const Call
   const int32_t own = running.call.program.rank;
   CallBoard& board = *running.call.state->board[peer];
   board.call[running.epoch & 1u][own] = description;
-  if (!whole && description.number != kReplayed) ptx::store_release_system(&board.failed[own], description.number);
+  if (!whole && description.number != kReplayed) {
+    ptx::store_release_system(&board.given_up[own].number[CallsGivenUp::kOfHost], description.number);
+  }
   store(running, FlagSignal{peer, FlagSpace::kArrive, own});
 }
 

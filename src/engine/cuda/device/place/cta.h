@@ -65,16 +65,15 @@ UNIEP_DEVICE WarpRange slots_of_warp(const PlaceCta& cta) {
 
 enum class WaitEnd { kReached, kLate, kPeerFailed };
 
-// One thread. Waits until a counter or flag has come as far as `expected`, compared modulo 2^32. `failed`, where not
-// null, tells when nobody will bring it there.
+// One thread. Waits until a counter or flag has come as far as `expected`, compared modulo 2^32. `given_up`, where not
+// null, tells when nobody will bring it there in the call of this number.
 UNIEP_DEVICE WaitEnd wait_until_reached(const uint32_t* word, uint32_t expected, uint64_t limit_ns,
-                                        const uint32_t* failed, uint32_t call) {
+                                        const CallsGivenUp* given_up, uint32_t call) {
   constexpr uint32_t kPause = 20;
   const auto reached = [&] { return static_cast<int32_t>(ptx::load_acquire_system(word) - expected) >= 0; };
   const uint64_t begin = ptx::nanoseconds();
   while (!reached()) {
-    const uint32_t failed_call = failed != nullptr ? ptx::load_acquire_system(failed) : 0;
-    if (failed_call == kLeft || (failed_call == call && call != kReplayed && failed_call != 0)) {
+    if (given_up != nullptr && takes_no_part(load_given_up(*given_up), call)) {
       return reached() ? WaitEnd::kReached : WaitEnd::kPeerFailed;
     }
     if (ptx::nanoseconds() - begin > limit_ns) return WaitEnd::kLate;
@@ -137,7 +136,7 @@ UNIEP_DEVICE bool wait_for_ranks(const PlaceCta& cta, const RankFlags& of, GaveU
     const CallBoard& board = cta.own.control[cta.own.rank]->board;
     const bool lost = is_lost(cta);
     const WaitEnd end =
-        wait_until_reached(of.flags + peer, of.expected, lost ? 0 : of.limit_ns, &board.failed[peer], cta.args.call);
+        wait_until_reached(of.flags + peer, of.expected, lost ? 0 : of.limit_ns, &board.given_up[peer], cta.args.call);
     const bool peer_gave_up = end == WaitEnd::kReached && gave_up(ptx::load_acquire_system(of.flags + peer));
     failed = end != WaitEnd::kReached || peer_gave_up;
     if (failed) {

@@ -137,6 +137,16 @@ UNIEP_DEVICE uint32_t load_acquire_system(const uint32_t* pointer) {
   return value;
 }
 
+// Each word by itself; the address is a multiple of 16.
+UNIEP_DEVICE Vector16 load_acquire_system_16(const void* pointer) {
+  Vector16 v;
+  asm volatile("ld.acquire.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.word[0]), "=r"(v.word[1]), "=r"(v.word[2]), "=r"(v.word[3])
+               : "l"(pointer)
+               : "memory");
+  return v;
+}
+
 UNIEP_DEVICE void store_release_system(uint32_t* pointer, uint32_t value) {
   asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(pointer), "r"(value) : "memory");
 }

@@ -63,11 +63,10 @@ UNIEP_DEVICE const CallDescription& description_of(const RunningCall& running, i
 
 // A peer that does not take part in the call, or -1.
 UNIEP_DEVICE int32_t failed_peer(const RunningCall& running) {
-  const uint32_t number = description_of(running, running.call.program.rank).number;
+  const int32_t own = running.call.program.rank;
+  const uint32_t number = description_of(running, own).number;
   for (int32_t peer = 0; peer < running.call.program.ranks; ++peer) {
-    const uint32_t failed =
-        ptx::load_acquire_system(&running.call.state->board[running.call.program.rank]->failed[peer]);
-    if (failed == kLeft || (failed == number && number != kReplayed)) return peer;
+    if (takes_no_part(load_given_up(running.call.state->board[own]->given_up[peer]), number)) return peer;
   }
   return -1;
 }
@@ -80,7 +79,9 @@ __device__ __noinline__ bool is_peers_call(const CallBoard* board, uint32_t bank
 UNIEP_DEVICE bool makes_same_call(const RunningCall& running, const uniep::Task& task, int32_t peer) {
   const int32_t own = running.call.program.rank;
   if (is_peers_call(running.call.state->board[own], running.epoch & 1u, own, peer)) return true;
-  report_wait(running, task, {SignalKind::kOtherCall, 0, peer, running.epoch, 0});
+  const auto number = static_cast<int32_t>(description_of(running, own).number);
+  report_wait(running, task,
+              {SignalKind::kOtherCall, number, peer, running.epoch, description_of(running, peer).number});
   return false;
 }
 
