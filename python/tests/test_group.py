@@ -1,6 +1,7 @@
 """What a Group tells of itself: errors so far, and the memory that it holds; how it ends."""
 
 import datetime
+import gc
 import os
 import signal
 import threading
@@ -207,6 +208,19 @@ def test_groups_are_those_that_live():
         own.close()
         assert uniep.Group(workers=2) is first and not first.engine.closed  # what is not shared ends alone
     assert uniep.groups() == before
+
+
+@pytest.mark.parametrize("ends", [uniep.Group.abort, lambda group: None], ids=["aborted", "dropped"])
+def test_a_group_that_nobody_closed_goes_with_its_last_reference(ends):
+    threads, layer = [], make_layer([8])
+    for _ in range(5):
+        group = uniep.Group("self", device="cpu", shared=False, workers=4)
+        run_moe(layer, 0, layer.local(0, 1), group=group)
+        ends(group)
+        del group
+        gc.collect()
+        threads.append(len(os.listdir("/proc/self/task")))
+    assert threads == threads[:1] * 5
 
 
 def test_abort_of_all_groups():

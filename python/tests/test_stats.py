@@ -21,13 +21,13 @@ def recording():
     uniep.record_stats(False)
 
 
-def layer(schedule="auto"):
+def layer(schedule="auto", shared=True):
     return uniep.MoELayer(
         hidden=64,
         intermediate=32,
         num_experts=EXPERTS,
         topk=TOPK,
-        group=uniep.Group("self", device="cpu"),
+        group=uniep.Group("self", device="cpu", shared=shared),
         schedule=schedule,
     )
 
@@ -188,3 +188,27 @@ def test_ranges_of_the_profiler():
     names = {event.key for event in profile.key_averages()}
     assert {"uniep.forward (mine)", "uniep.backward (mine)"} <= names
     assert uniep.stats() == []
+
+
+def test_calls_that_check_another_one_are_not_the_layers(recording):
+    module = layer()
+    with uniep.Verifier(every=1, budget=1) as verifier:
+        for number in range(2):  # forward and backward
+            step(module)
+            before = uniep.stats()
+            assert [one.calls for one in before] == [number + 1] * 2
+            assert verifier.step() == [] and verifier.checks == number + 1
+            assert uniep.stats() == before
+
+
+def test_a_closed_group_takes_nothing_from_the_others(recording):
+    kept, closed = layer("fusion=pairs"), layer(shared=False)
+    for module, name in ((kept, "kept"), (closed, "closed")):
+        name_layer(module.experts.down_proj, name)
+        step(module)
+    closed.experts.group.close()
+    found = {(one.layer, one.direction): one for one in uniep.stats()}
+    assert len(found) == 4
+    for direction in ("forward", "backward"):
+        assert found["kept", direction].rows == 40 * TOPK
+        assert found["closed", direction].calls == 1 and found["closed", direction].rows is None

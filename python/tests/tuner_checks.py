@@ -13,7 +13,7 @@ import torch.distributed as dist
 import uniep
 import uniep.tuner
 import uniep.tuner_calls
-from uniep import candidate_check, peers, tuner_exchange
+from uniep import candidate_check, peers, together, tuner_exchange
 
 _STEPS, _CALLS = 16, 3
 _check = candidate_check.CandidateCheck.check
@@ -207,7 +207,7 @@ def check_one_rank_lacks_memory_in_a_check(folder):
         try:
             found = Check(fails_in, error).check("forward", b"candidate", b"incumbent")[:2]
         except Exception as caught:
-            found = candidate_check.status_of(caught), str(caught)
+            found = together.status_of(caught), str(caught)
         return agreed((found, len(recovered)))
 
     with pytest.MonkeyPatch.context() as patch:

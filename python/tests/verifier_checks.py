@@ -250,6 +250,104 @@ def check_a_group_that_was_aborted(rank: int, ranks: int) -> None:
         assert verifier.checks == 2
 
 
+def check_a_restart_behind_a_finding(rank: int, ranks: int) -> None:
+    """All ranks find the same, also beside one whose process is new, and name the same step."""
+    layer = make_layer([24] * ranks, experts=2 * ranks, topk=2)
+    shared = [tempfile.mkdtemp() if rank == 0 else ""]
+    dist.broadcast_object_list(shared)
+    verifier = uniep.Verifier(every=1, budget=1, folder=shared[0])
+    files = set()
+    for life in range(2):
+        processes = dist.new_group()
+        group = uniep.Group(processes)
+        with wrong(Engine, "forward", rank == 0, lambda result: result[0]):
+            finding = the_only(step(verifier, layer, rank, ranks, group=group))
+        assert finding.kind == "wrong rank" and pathlib.Path(finding.file).exists(), finding
+        files.add(finding.file)
+        group.abort()
+        dist.destroy_process_group(processes)
+        if life == 0 and rank == 0:
+            assert verifier.step() == []
+        if life == 0 and rank == ranks - 1:
+            verifier.close()
+            verifier = uniep.Verifier(every=1, budget=1, folder=shared[0])
+            verifier.steps = 5
+    verifier.close()
+    dist.barrier()
+    if rank == 0:
+        assert len(files) == 2 and len(list(pathlib.Path(shared[0]).iterdir())) == 4, files
+        shutil.rmtree(shared[0])
+
+
+@contextlib.contextmanager
+def without_memory(name: str, is_here: bool):
+    """The first time that a function of uniep.rerun is called it has no memory."""
+    original = getattr(rerun, name)
+    calls = []
+
+    def changed(*arguments, **named):
+        calls.append(name)
+        if is_here and len(calls) == 1:
+            raise torch.OutOfMemoryError("no room")
+        return original(*arguments, **named)
+
+    setattr(rerun, name, changed)
+    try:
+        yield calls
+    finally:
+        setattr(rerun, name, original)
+
+
+def check_a_rank_without_memory_is_not_checked(rank: int, ranks: int) -> None:
+    layer = make_layer([24] * ranks, experts=2 * ranks, topk=2)
+    main_grad = tuple(torch.zeros(weight.shape) for weight in layer.local(rank, ranks))
+    places = ("forward_sums", "note", "_Moved", "backward_sums", "expert_gradients", "changed_inputs")
+    for place in places:
+        with uniep.Verifier(every=1, budget=1) as verifier:
+            with without_memory(place, rank == ranks - 1) as calls:
+                for _ in range(2):  # forward and backward
+                    x, probs = layer.x[rank].clone().requires_grad_(), layer.probs[rank].clone().requires_grad_()
+                    w1, w2 = (weight.requires_grad_() for weight in layer.local(rank, ranks))
+                    uniep.moe(x, layer.ids[rank], probs, w1, w2, main_grad=main_grad).backward(layer.dy[rank])
+                    assert verifier.step() == []
+            assert calls and verifier.checks == 1, (place, calls, verifier.checks)
+            assert step(verifier, layer, rank, ranks) == [] and verifier.checks == 2
+
+
+def check_a_finding_stays_where_inputs_have_no_memory(rank: int, ranks: int) -> None:
+    layer = make_layer([24] * ranks, experts=2 * ranks, topk=2)
+    shared = [tempfile.mkdtemp() if rank == 0 else ""]
+    dist.broadcast_object_list(shared)
+    with (
+        uniep.Verifier(every=1, budget=1, folder=shared[0]) as verifier,
+        without_memory("_bytes", rank == ranks - 1),
+        wrong(Engine, "forward", rank == 0, lambda result: result[0]),
+    ):
+        finding = the_only(step(verifier, layer, rank, ranks))
+    assert f"; inputs were not written: rank {ranks - 1}: no room" in finding.message, finding
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(shared[0])
+
+
+def check_closing_behind_a_finding(rank: int, ranks: int) -> None:
+    layer = make_layer([24] * ranks, experts=2 * ranks, topk=2)
+    for before_optimizer in (False, True):
+        verifier = uniep.Verifier(every=1, budget=1, before_optimizer=before_optimizer)
+        verifier.on_finding = lambda _, verifier=verifier: verifier.close()
+        with wrong(Engine, "forward", rank == 0, lambda result: result[0]):
+            run_moe(layer, rank, layer.local(rank, ranks))
+        if before_optimizer:
+            torch.optim.SGD([torch.zeros(1, requires_grad=True)]).step()
+        else:
+            verifier.step()
+        assert verifier.findings == 1 and verifier.closed and rerun.watcher is None
+        run_moe(layer, rank, layer.local(rank, ranks))
+        assert verifier._noted is None
+        with uniep.Verifier(every=1, budget=1) as another:
+            assert step(another, layer, rank, ranks) == [] and another.checks == 1
+
+
 def check_nan_is_no_wrong_rank(rank: int, ranks: int) -> None:
     layer = make_layer([24] * ranks, experts=2 * ranks, topk=2)
     layer.x[0][3, 5] = torch.nan

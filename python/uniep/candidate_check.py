@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import typing
 
 import torch
 
-from uniep import library, peers
-from uniep.errors import CapacityError
+from uniep import library
 from uniep.rerun import tile_sums, unwatched
+from uniep.together import make_together, run_together
 
 if typing.TYPE_CHECKING:
     from uniep.call import Call
@@ -19,20 +20,6 @@ _SHARE = 8  # of the tokens
 _SEED = 17
 _NEEDS = "it needs more memory"
 _NO_ROOM = "a rank has no room to check it"
-_TIMEOUT, _INTERNAL = 4, 8
-_STATUS: list[tuple[type[BaseException], int]] = [
-    (ValueError, 1),
-    (NotImplementedError, 2),
-    (CapacityError, 3),
-    (TimeoutError, _TIMEOUT),
-    (MemoryError, 6),
-    (torch.OutOfMemoryError, 6),
-]
-
-
-def status_of(error: BaseException) -> int:
-    """The uniep_status that an exception stands for."""
-    return next((status for kind, status in _STATUS if isinstance(error, kind)), _INTERNAL)
 
 
 class CandidateCheck:
@@ -70,15 +57,8 @@ class CandidateCheck:
         not a lack of memory. Then the group has recovered.
         """
         begin = time.perf_counter()
-        try:
-            inputs = self._inputs(direction)
-            ready = True
-        except (torch.OutOfMemoryError, MemoryError):
-            ready = False
-        group = self.call.group
-        if group.size > 1:
-            ready = all(peers.gather_objects(group, ready, "which ranks have room to check a schedule"))
-        if not ready:
+        inputs = make_together(self.call.group, functools.partial(self._inputs, direction))
+        if inputs is None:
             return False, _NO_ROOM, 0.0
         try:
             expected, needed = self._run_together(direction, incumbent, inputs)
@@ -119,26 +99,8 @@ class CandidateCheck:
     def _run_together(
         self, direction: str, schedule: bytes, inputs: dict[str, typing.Any]
     ) -> tuple[list[torch.Tensor], tuple[int, ...]]:
-        """_run(), which ends well on all ranks or on none. Else all recover, and raise what one of them did.
-
-        A rank whose kernel gave up hears of it behind the call alone, and recover() is collective.
-        """
-        group, failed = self.call.group, None
-        try:
-            made = self._run(direction, schedule, inputs)
-            group.synchronize()
-        except Exception as error:
-            failed = status_of(error), " ".join(str(error).split()) or type(error).__name__  # its frames hold memory
-        ranks = [failed]
-        if group.size > 1:
-            ranks = peers.gather_objects(group, failed, "whether a schedule ran on the ranks")
-        failures = [(rank, *one) for rank, one in enumerate(ranks) if one is not None]
-        if not failures:
-            return made
-        group.recover()
-        # Ranks that waited for one that failed have timed out.
-        rank, status, text = next((one for one in failures if one[1] != _TIMEOUT), failures[0])
-        raise library.error_of(status, text if group.size == 1 else f"rank {rank}: {text}")
+        run = functools.partial(self._run, direction, schedule, inputs)
+        return run_together(self.call.group, run, "whether a schedule ran on the ranks")
 
     def _run(
         self, direction: str, schedule: bytes, inputs: dict[str, typing.Any]

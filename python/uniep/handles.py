@@ -65,6 +65,13 @@ class GroupHandle:
         self.rank, self.ranks, self.workers = info.first_local_rank, info.ranks, info.workers
         _engines.add(self)
 
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        """Of a group that was aborted, or that nobody closed: nothing of it is in use any more."""
+        handle = getattr(self, "_handle", None)
+        if handle and not is_finalizing():
+            self._handle = library.Handle()
+            self.destroy_later(self._library.uniep_group_destroy, handle)
+
     def close(self, waits: bool = True) -> None:
         """Ends the group. States of its calls may be dropped later; every other call is an error. With `waits` after
         the calls so far, unless another thread is inside of one: leaving ends what runs on the devices of all ranks."""

@@ -10,7 +10,7 @@ import typing
 
 import torch
 
-from uniep import capture, library
+from uniep import capture, library, rerun
 
 if typing.TYPE_CHECKING:
     from uniep.call import Call
@@ -113,10 +113,10 @@ class _Entry:
 
     def settle(self, direction: str) -> None:
         """Takes over the newest call that is over, and the newest times."""
-        if self.timer is not None:
+        if self.timer is not None and not self.timer.engine.closed:
             self.timed = self.timer.engine.read_timer(self.timer) or self.timed
         over = [one for one in tuple(self.waiting) if one.is_over()]  # another thread may be in a call
-        if not over or over[-1].group.engine.is_busy:
+        if not over or over[-1].group.engine.closed or over[-1].group.engine.is_busy:
             return
         newest = over[-1]
         for one in over:
@@ -193,7 +193,7 @@ _nothing = contextlib.nullcontext()
 
 def spans() -> list[Span] | None:
     """Where a route notes what it does in a call that begins; None: nowhere."""
-    return [] if _recording and not capture.is_capturing() else None
+    return [] if _recording and not capture.is_capturing() and not rerun.running else None
 
 
 def noted(found: list[Span] | None, kind: str, device: torch.device) -> contextlib.AbstractContextManager[None]:
@@ -209,7 +209,10 @@ def _note(found: list[Span], kind: str, device: torch.device) -> typing.Iterator
 
 
 def watch(call: Call, direction: str, route: Route) -> contextlib.AbstractContextManager[None]:
-    """Around one call of the library: a range of torch's profiler where that runs, and an entry of stats()."""
+    """Around one call of the library: a range of torch's profiler where that runs, and an entry of stats(). Calls that
+    check another one are not the layer's."""
+    if rerun.running:
+        return _nothing
     if not _recording and not torch.autograd.profiler._is_profiler_enabled:
         return _nothing
     if capture.is_capturing():  # events of a graph have no time, and replays pass by here

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from uniep import library, peers
+from uniep.together import make_together, run_together
 
 if typing.TYPE_CHECKING:
     from uniep.call import Call
@@ -40,7 +41,9 @@ def _without_watcher() -> Iterator[None]:
     try:
         yield
     finally:
-        watcher, running = kept, False
+        running = False
+        if watcher is None and kept is not None and not kept.closed:  # else it has ended meanwhile
+            watcher = kept
 
 
 def unwatched(function: _Function) -> _Function:
@@ -86,7 +89,8 @@ class Noted:
     def __init__(self, call: Call, direction: str, expert: int) -> None:
         self.call, self.direction, self.expert = call, direction, expert
         self.layer = call.name
-        self.gradients = False
+        self.gradients = self.lacks_memory = False
+        self.step = 0  # that it is told of by
         self.start: tuple[torch.Tensor, torch.Tensor] | None = None
         self.x = self.ids = self.probs = torch.empty(0)
         self.dy: torch.Tensor | None = None
@@ -251,14 +255,19 @@ def _slots(noted: Noted) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.where(used, slots, -1), found
 
 
-def _shifted(group: Group, tensor: torch.Tensor, shift: int) -> torch.Tensor:
-    """The tensor of the rank `shift` before this one; shapes are equal. Collective."""
+def _shifted(group: Group, tensor: torch.Tensor, shift: int, room: torch.Tensor | None = None) -> torch.Tensor:
+    """The tensor of the rank `shift` before this one; shapes are equal. Collective.
+
+    Args:
+        room: for what comes, where `tensor` and it are contiguous.
+    """
     size = group.size
     if shift % size == 0:
         return tensor
     sent, received = [0] * size, [0] * size
     sent[(group.rank + shift) % size] = received[(group.rank - shift) % size] = tensor.numel()
-    flat, out = tensor.contiguous().view(-1), torch.empty_like(tensor).view(-1)
+    flat = tensor.contiguous().view(-1)
+    out = (torch.empty_like(tensor) if room is None else room).view(-1)
     with peers.waiting(group, "an expert to verify"):
         dist.all_to_all_single(out, flat, received, sent, group=group.process_group)
     return out.view(tensor.shape)
@@ -286,21 +295,42 @@ def other_schedules(noted: Noted) -> list[tuple[bytes, bytes]]:
     return found or [call.schedules]
 
 
-def run_again(noted: Noted, schedules: tuple[bytes, bytes], shift: int) -> Sums:
-    """The call again, with one local expert of each rank `shift` ranks further on. Collective.
+class _Moved:
+    """What a rank needs of its own for the call with one expert moved."""
+
+    def __init__(self, noted: Noted, shift: int) -> None:
+        call = noted.call
+        first, second = call.split(noted.weights)
+        self.w1 = [_one_expert(call, first, expert, call.apart) for expert in range(noted.local)]
+        self.w2 = [_one_expert(call, second, expert, False) for expert in range(noted.local)]
+        self.sent = [experts[noted.expert].contiguous() for experts in (self.w1, self.w2)]
+        self.room = [torch.empty_like(one) for one in self.sent]
+        ids, self.probs = _slots(noted)
+        self.is_moved = (ids >= 0) & (ids % noted.local == noted.expert)
+        self.target = (ids // noted.local + shift) % call.group.size
+        self.ids = torch.where(self.is_moved, self.target * noted.local + noted.expert, ids)
+
+
+def run_again(noted: Noted, schedules: tuple[bytes, bytes], shift: int) -> Sums | None:
+    """The call again, with one local expert of each rank `shift` ranks further on; None on all ranks where one has no
+    memory for that. Collective.
 
     Weight gradients are made of the moved experts alone: in a layer of one expert a rank.
     """
-    call, group, size = noted.call, noted.call.group, noted.call.group.size
-    first, second = call.split(noted.weights)
-    w1 = _shifted(group, _one_expert(call, first, noted.expert, call.apart), shift)
-    w2 = _shifted(group, _one_expert(call, second, noted.expert, False), shift)
-    ids, probs = _slots(noted)
-    is_moved = (ids >= 0) & (ids % noted.local == noted.expert)
-    target = (ids // noted.local + shift) % size
-    experts_w1 = [_one_expert(call, first, expert, call.apart) for expert in range(noted.local)]
-    experts_w2 = [_one_expert(call, second, expert, False) for expert in range(noted.local)]
-    experts_w1[noted.expert], experts_w2[noted.expert] = w1, w2
+    group = noted.call.group
+    moved = make_together(group, lambda: _Moved(noted, shift))
+    if moved is None:
+        return None
+    try:
+        return run_together(group, lambda: _run_moved(noted, moved, schedules, shift), "whether the call ran again")
+    except (torch.OutOfMemoryError, MemoryError):
+        return None
+
+
+def _run_moved(noted: Noted, moved: _Moved, schedules: tuple[bytes, bytes], shift: int) -> Sums:
+    call, group = noted.call, noted.call.group
+    w1, w2 = (_shifted(group, one, shift, room) for one, room in zip(moved.sent, moved.room, strict=True))
+    moved.w1[noted.expert], moved.w2[noted.expert] = w1, w2
     again = call._replace(
         schedules=schedules,
         capacity=None,
@@ -310,16 +340,15 @@ def run_again(noted: Noted, schedules: tuple[bytes, bytes], shift: int) -> Sums:
         main_grad=None,
         parameters=(),
     )
-    moved_ids = torch.where(is_moved, target * noted.local + noted.expert, ids)
     backward = noted.direction == "backward"
-    weights = [*experts_w1, *experts_w2]
-    y, saved, route = again.run(noted.x, moved_ids, probs, weights, backward)
+    weights = [*moved.w1, *moved.w2]
+    y, saved, route = again.run(noted.x, moved.ids, moved.probs, weights, backward)
     if not backward:
         return _without_count(forward_sums(again, route, y))
     assert noted.dy is not None
     dx, dprobs = again.run_backward(route, saved, None, noted.dy, weights, None, None)
-    sums = _without_count(backward_sums(again, route, moved_ids, dx, dprobs))
-    return sums | _gradients_again(noted, again, w1, w2, is_moved, target, probs, shift) if noted.gradients else sums
+    sums = _without_count(backward_sums(again, route, moved.ids, dx, dprobs))
+    return sums | _gradients_again(noted, again, moved, (w1, w2), shift) if noted.gradients else sums
 
 
 def _without_count(sums: Sums) -> Sums:
@@ -328,20 +357,14 @@ def _without_count(sums: Sums) -> Sums:
 
 
 def _gradients_again(
-    noted: Noted,
-    again: Call,
-    w1: torch.Tensor,
-    w2: torch.Tensor,
-    is_moved: torch.Tensor,
-    target: torch.Tensor,
-    probs: torch.Tensor,
-    shift: int,
+    noted: Noted, again: Call, moved: _Moved, weights: tuple[torch.Tensor, torch.Tensor], shift: int
 ) -> Sums:
     call, group = noted.call, noted.call.group
+    w1, w2 = weights
     topk = min(call.topk, group.size)
-    order = torch.argsort(~is_moved, dim=1, stable=True)[:, :topk]
-    ids = torch.where(is_moved, target, -1).gather(1, order)
-    kept = torch.where(is_moved, probs, 0.0).gather(1, order)
+    order = torch.argsort(~moved.is_moved, dim=1, stable=True)[:, :topk]
+    ids = torch.where(moved.is_moved, moved.target, -1).gather(1, order)
+    kept = torch.where(moved.is_moved, moved.probs, 0.0).gather(1, order)
     added = noted.start if call.main_grad is not None else None
     if added is not None:
         dw1, dw2 = (_shifted(group, start, shift).clone() for start in added)
@@ -379,27 +402,22 @@ def write_inputs(noted: Noted, stem: str) -> str:
     """Writes STEM.safetensors and STEM.npy for `uniep run`, whose command line is in the metadata.
 
     Collective: each rank writes its part, into a folder that all of them see. Gives the first one's name back. Raises
-    OSError on all ranks where one of them can not write.
+    OSError on all ranks where one of them can not write, or has no memory for one expert at a time.
     """
     group, call = noted.call.group, noted.call
     hidden, intermediate, experts = call.shape
-    ids, probs = _slots(noted)
     counts = peers.gather_objects(group, len(noted.x), "the tokens of ranks") if group.size > 1 else [len(noted.x)]
     tokens, first = sum(counts), sum(counts[: group.rank])
-    weights = [
-        torch.stack([_one_expert(call, part, each, apart) for each in range(noted.local)])
-        for part, apart in zip(call.split(noted.weights), (call.apart, False), strict=True)
-    ]
     expert = group.rank * noted.local
-    parts = {"x": ("BF16", [tokens, hidden], first, noted.x)}
+    parts = {"x": ("BF16", [tokens, hidden], first)}  # and this rank's first row of it
     if noted.dy is not None:
-        parts["dy"] = "BF16", [tokens, hidden], first, noted.dy
-    parts["w1"] = "BF16", [experts, 2 * intermediate, hidden], expert, weights[0]
-    parts["w2"] = "BF16", [experts, hidden, intermediate], expert, weights[1]
-    parts["probs"] = "F32", [tokens, call.topk], first, probs
+        parts["dy"] = "BF16", [tokens, hidden], first
+    parts["w1"] = "BF16", [experts, 2 * intermediate, hidden], expert
+    parts["w2"] = "BF16", [experts, hidden, intermediate], expert
+    parts["probs"] = "F32", [tokens, call.topk], first
     header: dict[str, typing.Any] = {"__metadata__": {"replay": _replay(noted, counts, stem)}}
     end = 0
-    for name, (dtype, shape, _, _) in parts.items():
+    for name, (dtype, shape, _) in parts.items():
         begin, end = end, end + math.prod(shape) * (2 if dtype == "BF16" else 4)
         header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
@@ -417,11 +435,21 @@ def write_inputs(noted: Noted, stem: str) -> str:
                 out.write(begin_bytes)
                 out.truncate(len(begin_bytes) + size)
 
+    def values_of(name: str, probs: torch.Tensor) -> Iterator[torch.Tensor]:
+        if name in ("w1", "w2"):
+            own = call.split(noted.weights)[("w1", "w2").index(name)]
+            yield from (_one_expert(call, own, each, call.apart and name == "w1") for each in range(noted.local))
+        else:
+            yield {"x": noted.x, "dy": noted.x if noted.dy is None else noted.dy, "probs": probs}[name]
+
     def write_parts() -> None:
+        ids, probs = _slots(noted)
         with open(f"{stem}.safetensors", "r+b") as out:
-            for name, (_, _, row, values) in parts.items():
-                out.seek(len(text) + 8 + header[name]["data_offsets"][0] + row * values[:1].nbytes)
-                out.write(_bytes(values))
+            for name, (dtype, shape, row) in parts.items():
+                row_bytes = math.prod(shape[1:]) * (2 if dtype == "BF16" else 4)
+                out.seek(len(text) + 8 + header[name]["data_offsets"][0] + row * row_bytes)
+                for values in values_of(name, probs):
+                    out.write(_bytes(values))
         with open(f"{stem}.npy", "r+b") as out:
             out.seek(len(numpy) + 10 + first * call.topk * 4)
             out.write(_bytes(ids.int()))
@@ -435,8 +463,8 @@ def _on_all(group: Group, write: typing.Callable[[], None], what: str) -> None:
     problem = ""
     try:
         write()
-    except OSError as error:
-        problem = str(error)
+    except (OSError, MemoryError, torch.OutOfMemoryError) as error:
+        problem = " ".join(str(error).split()) or type(error).__name__
     for rank, one in enumerate(peers.gather_objects(group, problem, what) if group.size > 1 else [problem]):
         if one:
             raise OSError(f"rank {rank}: {one}")

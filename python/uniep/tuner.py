@@ -18,8 +18,9 @@ import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from uniep import library, peers, trials, tuning
-from uniep.candidate_check import CandidateCheck, status_of
+from uniep.candidate_check import CandidateCheck
 from uniep.errors import CapacityError
+from uniep.together import status_of
 from uniep.tuner_calls import Kept, Planned, Timed
 from uniep.tuner_exchange import Exchange
 

@@ -30,6 +30,10 @@ _log = logging.getLogger("uniep")
 _PATIENCE = 3  # due steps that a layer and direction may stay away when it is their turn
 _FEW_TILES = 4  # as memory that fails, not as a program that writes
 _DIRECTIONS = ("forward", "backward")
+_NO_MEMORY = "a rank has no memory for what a check needs"
+_FREED = (
+    "its weights or its x were freed before step(), as FSDP2 does, or Megatron in an evaluation that recomputes norms"
+)
 _ORDER = ("o", "y", "dprobs", "dx", "dw1", "dw2")  # rows before their sums
 
 
@@ -76,6 +80,10 @@ class _Evidence(typing.NamedTuple):
     ambiguous: bool = False  # of two ranks, the other one against home twice
 
 
+class _LacksMemoryError(Exception):
+    """A run of a check did not fit, on any rank; all raise it."""
+
+
 class Verifier:
     """Checks one call of one layer every N steps, forward and backward in turn. Collective: make it on all ranks.
 
@@ -94,7 +102,8 @@ class Verifier:
 
     Attributes:
         steps: how many there have been.
-        checks: how many were made. Where weights were freed before step() none is.
+        checks: how many were made. Where weights were freed before step(), or a rank has no memory, none is.
+        closed: whether close() was called.
         findings: how many calls were found wrong.
         check_seconds: what the checks took.
         step_seconds: what the steps took, with the checks.
@@ -125,6 +134,7 @@ class Verifier:
         self.layers = None if layers is None else tuple(layers)
         self.folder, self.on_finding = folder, on_finding
         self.steps = self.checks = self.findings = 0
+        self.closed = False
         self.check_seconds = self.step_seconds = 0.0
         self._seen: list[str] = []
         self._turn = self._waited = 0
@@ -133,24 +143,31 @@ class Verifier:
         self._noted: Noted | None = None
         self._group: Group | None = None  # of the newest call
         self._start: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._lacks_start = False
         self._told: set[typing.Any] = set()
         self._undecided: list[tuple[int, set[int]]] = []
         self._begin = time.perf_counter()
-        self._called = False
+        self._called = self._in_hook = False
         self._hook = register_optimizer_step_pre_hook(self._before_optimizer) if before_optimizer else None
         rerun.watcher = self
 
     def close(self) -> None:
-        """Ends it; another one may be made."""
+        """Ends it; another one may be made. May be called by on_finding."""
+        self.closed = True
         if rerun.watcher is self:
             rerun.watcher = None
-        if self._hook is not None:
+        if self._hook is not None and not self._in_hook:  # torch goes through its hooks
             self._hook.remove()
-        self._noted = self._hook = self._group = None
+        self._noted = self._group = self._start = None
 
     def _before_optimizer(self, *_: object) -> None:
-        if self._called:
+        if not self._called or self.closed:
+            return
+        self._in_hook = True
+        try:
             self.step()
+        finally:
+            self._in_hook = False
 
     def __enter__(self) -> Verifier:
         return self
@@ -188,6 +205,7 @@ class Verifier:
         if self._group is not None and self._group.engine.has_ended:
             self._seen.clear()
             self._undecided.clear()
+            self._told.clear()
             self._turn = self._waited = 0
             self._next = self.steps + self.every
             self._target = self._noted = None
@@ -208,18 +226,25 @@ class Verifier:
         route: Route,
         y: torch.Tensor,
     ) -> None:
-        begin = time.perf_counter()
-        made = rerun.forward_sums(call, route, y)
-        self._noted = rerun.note(call, "forward", x, None, ids, probs, weights, made, self.expert_in_turn(call))
-        self.check_seconds += time.perf_counter() - begin
+        expert = self.expert_in_turn(call)
+
+        def note() -> Noted:
+            made = rerun.forward_sums(call, route, y)
+            return rerun.note(call, "forward", x, None, ids, probs, weights, made, expert)
+
+        self._note(call, "forward", expert, note)
 
     @rerun.unwatched
     def before_backward(
         self, call: Call, dw1: Sequence[torch.Tensor] | None, dw2: Sequence[torch.Tensor] | None
     ) -> None:
         self._start = None
+        self._lacks_start = False
         if call.main_grad is not None and dw1 is not None and dw2 is not None:
-            self._start = rerun.expert_gradients(call, dw1, dw2, self.expert_in_turn(call))
+            try:
+                self._start = rerun.expert_gradients(call, dw1, dw2, self.expert_in_turn(call))
+            except torch.OutOfMemoryError:
+                self._lacks_start = True
 
     @rerun.unwatched
     def after_backward(
@@ -236,16 +261,29 @@ class Verifier:
         dw1: Sequence[torch.Tensor] | None,
         dw2: Sequence[torch.Tensor] | None,
     ) -> None:
-        begin = time.perf_counter()
         expert = self.expert_in_turn(call)
-        made = rerun.backward_sums(call, route, ids, dx, dprobs)
-        gradients = None
-        if dw1 is not None and dw2 is not None:
-            gradients = rerun.expert_gradients(call, dw1, dw2, expert)
-            made |= rerun.gradient_sums(*gradients)
-        self._noted = rerun.note(call, "backward", x, dy, ids, probs, weights, made, expert)
-        self._noted.gradients = gradients is not None
-        self._noted.start = self._start
+
+        def note() -> Noted:
+            made = rerun.backward_sums(call, route, ids, dx, dprobs)
+            has_gradients = dw1 is not None and dw2 is not None
+            if dw1 is not None and dw2 is not None:
+                made |= rerun.gradient_sums(*rerun.expert_gradients(call, dw1, dw2, expert))
+            noted = rerun.note(call, "backward", x, dy, ids, probs, weights, made, expert)
+            noted.gradients, noted.start = has_gradients, self._start
+            noted.lacks_memory = self._lacks_start
+            return noted
+
+        self._note(call, "backward", expert, note)
+        self._start = None
+
+    def _note(self, call: Call, direction: str, expert: int, note: Callable[[], Noted]) -> None:
+        """A rank without memory for what a check needs ends no call: all ranks hear of it in step()."""
+        begin = time.perf_counter()
+        try:
+            self._noted = note()
+        except torch.OutOfMemoryError:
+            self._noted = Noted(call, direction, expert)
+            self._noted.lacks_memory = True
         self.check_seconds += time.perf_counter() - begin
 
     # The end of a step.
@@ -266,7 +304,11 @@ class Verifier:
         if noted is not None and not noted.call.group.engine.has_ended:
             self._turn += 1
             self._waited = 0
-            finding = self._check(noted)
+            try:
+                finding = self._check(noted)
+            except _LacksMemoryError:  # on all ranks
+                finding = None
+                self._say_unchecked(noted, _NO_MEMORY)
             self._choose_next(noted.call.group, time.perf_counter() - now)
             if finding is not None:
                 found.append(finding)
@@ -293,17 +335,20 @@ class Verifier:
 
     def _check(self, noted: Noted) -> Finding | None:
         group = noted.call.group
-        changed = _gathered(group, None if rerun.inputs_are_freed(noted) else rerun.changed_inputs(noted))
-        if None in changed:
-            self._say_freed(noted)
+        told = _gathered(group, (self.steps, *_changed_inputs(noted)))
+        noted.step = told[0][0]  # behind a restart ranks may have made another number of steps
+        changed = [places for _, _, places in told]
+        if reasons := [reason for _, reason, _ in told if reason]:
+            self._say_unchecked(noted, reasons[0])
             return None
-        self.checks += 1
         if any(changed):
+            self.checks += 1
             return self._tell(noted, self._inputs_finding(noted, changed))
         runs, schedules = [noted.made], rerun.other_schedules(noted)
         size = group.size
         first = 1 + self._turn % (size - 1) if size > 1 else 0
-        runs.append(rerun.run_again(noted, schedules[self._turn % len(schedules)], first))
+        runs.append(self._run_again(noted, schedules[self._turn % len(schedules)], first))
+        self.checks += 1
         different = _gathered(group, rerun.differ(runs[0], runs[1]))
         if not any(different):
             bad = sum(_gathered(group, int(noted.not_finite)))
@@ -313,17 +358,20 @@ class Verifier:
             tensor = "y" if noted.direction == "forward" else "dx"
             return self._tell(noted, Finding("not finite", noted.layer, noted.direction, tensor, message=text))
         shifts = [0, first, 1 + first % (size - 1) if size > 2 else 0]
-        runs.append(rerun.run_again(noted, schedules[(self._turn + 1) % len(schedules)], shifts[2]))
+        runs.append(self._run_again(noted, schedules[(self._turn + 1) % len(schedules)], shifts[2]))
         return self._tell(noted, self._judge(noted, runs, shifts, schedules))
 
-    def _say_freed(self, noted: Noted) -> None:
-        if noted.layer not in self._told and noted.call.group.rank == 0:
-            text = (
-                "layer %s: its weights or its x were freed before step(), as FSDP2 does, or Megatron in an evaluation "
-                "with layernorm recomputed; this call is not checked"
-            )
-            _log.warning(text, noted.layer)
-        self._told.add(noted.layer)
+    def _run_again(self, noted: Noted, schedules: tuple[bytes, bytes], shift: int) -> Sums:
+        made = rerun.run_again(noted, schedules, shift)
+        if made is None:
+            raise _LacksMemoryError
+        return made
+
+    def _say_unchecked(self, noted: Noted, reason: str) -> None:
+        key = noted.layer, reason
+        if key not in self._told and noted.call.group.rank == 0:
+            _log.warning("layer %s: %s; this call is not checked", noted.layer, reason)
+        self._told.add(key)
 
     def _inputs_finding(self, noted: Noted, changed: Sequence[list[tuple[str, int, int, int, int]]]) -> Finding:
         ranks = [rank for rank, places in enumerate(changed) if places]
@@ -350,7 +398,7 @@ class Verifier:
         evidence = [one for own in gathered for one in own]
         evidence.sort(key=lambda one: _ORDER.index(one.tensor))
         if any(one.ambiguous for one in evidence):
-            again = rerun.run_again(noted, schedules[self._turn % len(schedules)], 1)
+            again = self._run_again(noted, schedules[self._turn % len(schedules)], 1)
             repeated = any(_gathered(group, rerun.differ(runs[0], again)))
             if repeated:
                 evidence = [one._replace(candidates=(0, 1)) if one.ambiguous else one for one in evidence]
@@ -367,7 +415,7 @@ class Verifier:
             return Finding("own bug", *fields, one.tensor, -1, (), one.expert, one.row, one.column, text)
         suspects, by = self._narrowed(candidates)
         if len(candidates) > 1:
-            self._undecided.append((self.steps, candidates))
+            self._undecided.append((noted.step, candidates))
         one = next(one for one in clear if set(one.candidates) & suspects)
         place = one.expert, one.row, one.column
         if len(candidates) == 1:
@@ -398,11 +446,11 @@ class Verifier:
         names = _gathered(group, _own_name(group))
         named = (finding.rank,) if finding.rank >= 0 else finding.suspects
         who = " or ".join(f"rank {rank} ({names[rank]})" for rank in named)
-        text = f"layer {finding.layer}, {finding.direction}, step {self.steps}: {finding.kind}: "
+        text = f"layer {finding.layer}, {finding.direction}, step {noted.step}: {finding.kind}: "
         finding = finding._replace(message=text + (f"{who}: " if who else "") + finding.message)
         if self.folder is not None and finding.kind not in ("inputs changed", "not finite"):
             name = "".join(letter if letter.isalnum() else "_" for letter in noted.layer)
-            stem = os.path.join(self.folder, f"uniep-{name}-{noted.direction}-step{self.steps}")
+            stem = os.path.join(self.folder, f"uniep-{name}-{noted.direction}-step{noted.step}")
             try:
                 file = rerun.write_inputs(noted, stem)
                 finding = finding._replace(file=file, message=f"{finding.message}; inputs: {file}")
@@ -417,6 +465,18 @@ class Verifier:
 
 def _gathered(group: Group, own: typing.Any) -> list[typing.Any]:
     return peers.gather_objects(group, own, "what the ranks verified") if group.size > 1 else [own]
+
+
+def _changed_inputs(noted: Noted) -> tuple[str, list[tuple[str, int, int, int, int]]]:
+    """Why the call can not be checked, or "", and what changed."""
+    if noted.lacks_memory:
+        return _NO_MEMORY, []
+    if rerun.inputs_are_freed(noted):
+        return _FREED, []
+    try:
+        return "", rerun.changed_inputs(noted)
+    except torch.OutOfMemoryError:
+        return _NO_MEMORY, []
 
 
 def _where(one: _Evidence) -> str:
