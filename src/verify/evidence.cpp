@@ -19,6 +19,7 @@ class Comparison {
     std::map<Key, Place> places;
     for (const auto& [one, other] : {std::pair(0, 1), std::pair(0, 2), std::pair(1, 2)}) {
       for (const Place& place : differences(runs_[one], runs_[other], 0, kFirstInput)) {
+        if (!is_known(place.tensor)) continue;
         places[{static_cast<int>(place.tensor), place.unit, place.index}] = place;
       }
     }
@@ -31,6 +32,10 @@ class Comparison {
   }
 
  private:
+  // In all runs: z is not, of a call that kept none.
+  bool is_known(Tensor tensor) const {
+    return std::all_of(runs_.begin(), runs_.end(), [&](const Sums& run) { return !run.of(tensor).empty(); });
+  }
   int64_t token_of(const Place& place) const { return place.index / tiles_of_row(place); }
   int64_t tiles_of_row(const Place& place) const {
     return std::max<int64_t>(runs_[0].of(place.tensor)[place.unit].tiles_of_row, 1);
@@ -105,8 +110,7 @@ class Comparison {
       for (const int32_t expert : doubted->second) candidates.insert(runs_[evidence.run].host[expert]);
     }
     const Tensor rows = place.tensor == Tensor::kY ? Tensor::kRows : Tensor::kDxRows;
-    const bool known = std::all_of(runs_.begin(), runs_.end(), [&](const Sums& run) { return !run.of(rows).empty(); });
-    for (int64_t slot = token * topk; slot < (token + 1) * topk && !known; ++slot) {
+    for (int64_t slot = token * topk; slot < (token + 1) * topk && !is_known(rows); ++slot) {
       if (ids[slot] >= 0) candidates.insert(runs_[evidence.run].host[ids[slot]]);
     }
     evidence.candidates.assign(candidates.begin(), candidates.end());

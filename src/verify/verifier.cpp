@@ -1,5 +1,6 @@
 #include "uniep/verifier.h"
 
+#include "api/check_arrays.h"
 #include "api/check_call.h"
 #include "verify/verifier_state.h"
 
@@ -43,6 +44,13 @@ void Verifier::after_forward(const VerifiedCall& given, std::span<const ForwardA
   with_heap([&] {
     state_->timed([&] {
       verify::NotedCall call = state_->begin_note(given, Direction::kForward, arguments.size());
+      for (std::size_t i = 0; i < arguments.size(); ++i) {
+        const int rank = static_cast<int>(i);
+        const bool has_tokens = given.routings[i].tokens > 0;
+        api::check_array(arguments[i].x, "x", rank, has_tokens);
+        api::check_array(arguments[i].y, "y", rank, has_tokens);
+        api::check_weights(arguments[i].weights, given.config, rank, call.inputs.local_experts());
+      }
       state_->group.synchronize();
       for (const ForwardArguments& own : arguments) {
         call.inputs.x.push_back(own.x);
@@ -61,6 +69,11 @@ void Verifier::before_backward(const std::string& layer, const LayerConfig& conf
   if (arguments[0].weight_gradients != WeightGradientTime::kNow || !state_->due(layer, Direction::kBackward)) return;
   with_heap([&] {
     state_->timed([&] {
+      const int64_t local_experts = config.shape.experts / state_->group.ranks();
+      for (std::size_t i = 0; i < arguments.size(); ++i) {
+        api::check_dw1(arguments[i].gradients, config, static_cast<int>(i), local_experts);
+        api::check_dw2(arguments[i].gradients, config, static_cast<int>(i), local_experts);
+      }
       state_->group.synchronize();
       state_->start = verify::keep_gradients(state_->group, config, arguments, state_->expert_in_turn(config));
     });
@@ -73,11 +86,21 @@ void Verifier::after_backward(const VerifiedCall& given, std::span<const Backwar
   with_heap([&] {
     state_->timed([&] {
       verify::NotedCall call = state_->begin_note(given, Direction::kBackward, arguments.size());
-      state_->group.synchronize();
       for (std::size_t i = 0; i < arguments.size(); ++i) {
         const BackwardArguments& own = arguments[i];
-        if (given.routings[i].tokens > 0)
-          api::check_array(own.x, "x (of a call that is verified)", static_cast<int>(i), true);
+        const int rank = static_cast<int>(i);
+        const bool has_tokens = given.routings[i].tokens > 0;
+        api::check_array(own.x, "x (of a call that is verified)", rank, has_tokens);
+        api::check_array(own.dy, "dy", rank, has_tokens);
+        api::check_array(own.dx, "dx", rank, has_tokens);
+        api::check_array(own.dprobs, "dprobs", rank, has_tokens);
+        api::check_weights(own.weights, given.config, rank, call.inputs.local_experts());
+        if (own.weight_gradients != WeightGradientTime::kNow) continue;
+        api::check_dw1(own.gradients, given.config, rank, call.inputs.local_experts());
+        api::check_dw2(own.gradients, given.config, rank, call.inputs.local_experts());
+      }
+      state_->group.synchronize();
+      for (const BackwardArguments& own : arguments) {
         call.inputs.x.push_back(own.x);
         call.inputs.dy.push_back(own.dy);
         call.inputs.add_experts(own.weights);

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "api/check_arrays.h"
 #include "verify/rank_name.h"
 
 namespace uniep::internal {
@@ -105,6 +106,7 @@ NotedCall VerifierState::begin_note(const VerifiedCall& given, Direction directi
   if (config.numerics.bias) {
     refuse(fmt::format("verifier: bias=1 of {}; legal are experts without biases", given.layer));
   }
+  for (std::size_t rank = 0; rank < ranks; ++rank) api::check_routing(routings[rank], static_cast<int>(rank));
   NotedCall call;
   call.layer = given.layer;
   call.schedule = given.schedule;

@@ -58,6 +58,61 @@ TEST(CVerifier, ChecksBothDirectionsAndNamesAWeightThatChanged) {
   expect_failure(UNIEP_INVALID_ARGUMENT, "index: 1", uniep_verifier_finding(verifier.get(), 1, &finding));
 }
 
+TEST(CVerifier, NamesWhatIsNull) {
+  RandomLayer random = random_layer(3, {.ranks = {2}, .most_local_experts = 3, .fewest_tokens = 4});
+  random.config.numerics.weight_gradient = WeightGradient::kMainGrad;
+  CLayer layer(random);
+  const GroupHandle group = make_group(group_options(random.ranks));
+  const VerifierHandle verifier = make_verifier(group.get());
+  const PlacementHandle placement = layer.place(group.get());
+  const SavedHandle saved = layer.forward(group.get(), placement.get(), "auto");
+  const auto after_forward = [&] {
+    return uniep_verifier_after_forward(verifier.get(), "first", &layer.config, "auto", layer.routings.data(),
+                                        layer.forward_arguments.data(), random.ranks, saved.get());
+  };
+  const auto without = [](auto& field, const char* text, const auto& call) {
+    const auto kept = std::exchange(field, nullptr);
+    expect_failure(UNIEP_INVALID_ARGUMENT, text, call());
+    field = kept;
+  };
+  uniep_forward_arguments& forward = layer.forward_arguments[1];
+  without(forward.x, "x: null on rank 1", after_forward);
+  without(forward.y, "y: null on rank 1", after_forward);
+  without(layer.routings[1].topk_ids, "topk_ids: null on rank 1", after_forward);
+  without(layer.routings[1].probs, "probs: null on rank 1", after_forward);
+  uniep_weights weights = *layer.forward_arguments[0].weights;
+  layer.forward_arguments[0].weights = &weights;
+  without(weights.w1, "w1: null on rank 0", after_forward);
+  without(weights.w2, "w2: null on rank 0", after_forward);
+  int32_t findings = -1;
+  for (int step = 0; step < 2; ++step) {  // backward's turn comes
+    expect_ok(after_forward());
+    expect_ok(uniep_verifier_end_step(verifier.get(), &findings));
+    EXPECT_EQ(findings, 0);
+    if (step == 0) continue;
+    for (int rank = 0; rank < random.ranks; ++rank) {
+      layer.backward_arguments[rank].x = layer.forward_arguments[rank].x;
+    }
+  }
+  const auto before_backward = [&] {
+    return uniep_verifier_before_backward(verifier.get(), "first", &layer.config, layer.backward_arguments.data(),
+                                          random.ranks);
+  };
+  const auto after_backward = [&] {
+    return uniep_verifier_after_backward(verifier.get(), "first", &layer.config, "auto", layer.routings.data(),
+                                         layer.backward_arguments.data(), random.ranks);
+  };
+  uniep_backward_arguments& backward = layer.backward_arguments[1];
+  uniep_weight_gradients gradients = *layer.backward_arguments[0].gradients;
+  layer.backward_arguments[0].gradients = &gradients;
+  without(gradients.dw1, "dw1: null on rank 0", before_backward);
+  without(gradients.dw2, "dw2: null on rank 0", before_backward);
+  without(backward.dy, "dy: null on rank 1", after_backward);
+  without(backward.dx, "dx: null on rank 1", after_backward);
+  without(backward.dprobs, "dprobs: null on rank 1", after_backward);
+  without(backward.x, "x (of a call that is verified): null on rank 1", after_backward);
+}
+
 TEST(CVerifier, RefusesWhatIsWrong) {
   const GroupHandle group = make_group(group_options(1));
   uniep_verifier* verifier = nullptr;

@@ -22,6 +22,7 @@ class CudaPlacement : public testing::Test {
     const cuda::DynamicLibrary library("the stand-in", "UNIEP_LIBCUDA", {});
     library.bind(reset_, "fake_cuda_reset");
     library.bind(fail_, "fake_cuda_fail_last_place");
+    library.bind(fail_in_place_, "fake_cuda_fail_last_call_in_place");
     library.bind(first_tiles_, "fake_cuda_layer_first_tiles");
     library.bind(launches_, "fake_cuda_launches");
     library.bind(lookups_behind_launch_, "fake_cuda_lookups_behind_launch");
@@ -46,6 +47,7 @@ class CudaPlacement : public testing::Test {
   GroupOptions options_;
   void (*reset_)() = nullptr;
   void (*fail_)(int) = nullptr;
+  void (*fail_in_place_)() = nullptr;
   int (*first_tiles_)() = nullptr;
   int (*launches_)(const char*) = nullptr;
   int (*lookups_behind_launch_)() = nullptr;
@@ -65,6 +67,22 @@ TEST_F(CudaPlacement, SaysWhatIsWrongWhereItsRowsAreAsked) {
   }
   group.recover();
   EXPECT_EQ(placement.rows(0), 0);
+}
+
+// Its counts are none, and rows would be written by them.
+TEST_F(CudaPlacement, ByNeedEndsBehindItsCountsWhereTheCallBeforeHasFailed) {
+  Group group(options_);
+  const Placement placement = placed(group);
+  run_forward(group, placement);
+  reset_();
+  fail_in_place_();
+  expect_error(Status::kTimeout, "recover() makes the group usable again",
+               [&] { place(group, layer_.config.shape, arrays_.routings); });
+  EXPECT_EQ(launches_("uniep_place"), 2);  // one a device
+  group.recover();
+  reset_();
+  place(group, layer_.config.shape, arrays_.routings);
+  EXPECT_EQ(launches_("uniep_place"), 4);
 }
 
 TEST_F(CudaPlacement, OutlivesItsGroup) {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cli/gathered.h"
+#include "engine/cuda/calls/cuda_engine.h"
 #include "engine/cuda/device/arguments/place_arguments.h"
 #include "engine/cuda/runtime/dynamic_library.h"
 #include "engine/engine.h"
@@ -283,6 +284,86 @@ TEST(OneRank, RecoversFromAFailureThatTheOtherHasNotSeen) {
     const std::string again = process.line();
     EXPECT_NE(again.find("call Group::recover() before the next one"), std::string::npos) << again;
     EXPECT_EQ(process.line(), "at once");
+    EXPECT_EQ(process.line(), "none");
+    EXPECT_EQ(process.line(), "end: none");
+  }
+}
+
+// Or in the call itself, where it alone has been told of an overflow.
+TEST(OneRank, HearsOfAnOverflowWhileTheOtherGrowsMemory) {
+  const std::string id = make_unique_id();
+  std::vector<Process> processes = start([&](int rank, const Reporter& reporter) {
+    const cuda::DynamicLibrary stand_in("the stand-in", "UNIEP_LIBCUDA", {});
+    void (*fail)(int) = nullptr;
+    stand_in.bind(fail, "fake_cuda_fail_last_place");
+    Rank own(rank, id, 32);
+    own.forward();
+    own.set_hidden(64);
+    if (rank == 1) fail(static_cast<int>(cuda::PlaceFault::kOverflow));
+    const auto begin = std::chrono::steady_clock::now();
+    reporter.line(reporter.error_of([&] { own.forward(); }));
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+    reporter.line(seconds.count() < 10 ? "at once" : "late");
+    if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    own.group().recover();
+    own.place_again();
+    own.forward();
+  });
+  const std::string told = processes[0].line(), overflown = processes[1].line();
+  EXPECT_NE(told.find("rank 1 refused the call: capacity"), std::string::npos) << told;
+  EXPECT_NE(overflown.find("capacity"), std::string::npos) << overflown;
+  for (Process& process : processes) {
+    EXPECT_EQ(process.line(), "at once");
+    EXPECT_EQ(process.line(), "end: none");
+  }
+}
+
+// The other's kernels, which wait for its next call.
+TEST(OneRank, TellsInRecoverThatItMakesNoCall) {
+  const std::string id = make_unique_id();
+  std::vector<Process> processes = start([&](int rank, const Reporter& reporter) {
+    Rank own(rank, id);
+    own.forward();
+    auto& engine = dynamic_cast<cuda::CudaEngine&>(own.group().implementation());
+    if (rank == 1) {
+      const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+      while (!engine.is_told_by(0, 1) && std::chrono::steady_clock::now() < end) continue;
+      reporter.line(engine.is_told_by(0, 1) ? "told" : "not told");
+    }
+    own.group().recover();
+    reporter.line(engine.is_told_by(1 - rank, rank) ? "told" : "not told");
+    own.all_gather(0);
+    own.forward();
+  });
+  EXPECT_EQ(processes[1].line(), "told");
+  for (Process& process : processes) {
+    EXPECT_EQ(process.line(), "not told");
+    EXPECT_EQ(process.line(), "end: none");
+  }
+}
+
+// Each rank captures where it has not yet: what is captured counts as no call.
+TEST(OneRank, CapturesAloneAndTheirCallsStayTheSame) {
+  const std::string id = make_unique_id();
+  std::vector<Process> processes = start([&](int rank, const Reporter& reporter) {
+    const cuda::DynamicLibrary stand_in("the stand-in", "UNIEP_LIBCUDA", {});
+    void (*capture)(int) = nullptr;
+    stand_in.bind(capture, "fake_cuda_capture");
+    Rank own(rank, id, 32);
+    own.forward();
+    if (rank == 1) {
+      capture(1);
+      own.forward();
+      own.forward();
+      reporter.line(reporter.error_of([&] { own.forward(true); }));
+      capture(0);
+    }
+    own.set_hidden(64);
+    reporter.line(reporter.error_of([&] { own.forward(); }));  // memory is to grow: they compare their calls
+  });
+  const std::string refused = processes[1].line();
+  EXPECT_NE(refused.find("must be a multiple of 16"), std::string::npos) << refused;
+  for (Process& process : processes) {
     EXPECT_EQ(process.line(), "none");
     EXPECT_EQ(process.line(), "end: none");
   }

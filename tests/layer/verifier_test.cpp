@@ -246,6 +246,29 @@ TEST(Verifier, NamesARankThatIsAlwaysWrong) {
   }
 }
 
+// Of a call that kept no z, which reruns keep.
+TEST(Verifier, NamesARankThatIsAlwaysWrongWhereNoZIsKept) {
+  int found = 0;
+  for (uint64_t seed = 1; seed <= 12; ++seed) {
+    RandomLayer layer = small_layer(seed, {4}, 8);
+    layer.config.numerics.combine_groups = 0;
+    VerifiedJob job(layer, seed % 2 == 0 ? "save.z=recompute" : "fusion=none,save.z=recompute");
+    BitFault fault;
+    fault.site = BitSite::kDispatchedRow;
+    fault.rank = 1;
+    fault.steady = true;
+    fault.seed = seed;
+    for (const Finding& finding : steps_with(job, fault, 1)) {
+      ++found;
+      EXPECT_EQ(finding.kind, FindingKind::kWrongRank) << finding.message;
+      EXPECT_EQ(finding.rank, 1) << finding.message;
+      EXPECT_NE(finding.tensor, "z") << finding.message;
+    }
+  }
+  std::printf("wrong rows of x without z: found in %d of 12 calls\n", found);
+  EXPECT_GE(found, 3);  // of others no bit is left in y
+}
+
 TEST(Verifier, TellsAWrongKernelFromAWrongRank) {
   RandomLayer layer = small_layer(9, {4}, 8);
   layer.config.numerics.combine_groups = 0;

@@ -54,7 +54,7 @@ State& state() {
   return own;
 }
 
-bool fails_call = false;
+bool fails_call = false, fails_in_place = false;
 // Of the last call: in the device's memory, and where the host has it.
 WaitReport* report = nullptr;
 WaitReport* told = nullptr;
@@ -167,6 +167,9 @@ void fake_cuda_fail_call() {
 }
 void fake_cuda_fail_last_call() {
   report->failed = told->failed = 1;
+}
+void fake_cuda_fail_last_call_in_place() {
+  fails_in_place = true;
 }
 void fake_cuda_fail_last_place(int fault) {
   place_report->fault = place_told->fault = static_cast<PlaceFault>(fault);
@@ -475,6 +478,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
             std::any_of(config->attrs, config->attrs + config->numAttrs,
                         [](const CUlaunchAttribute& one) { return one.id == CU_LAUNCH_ATTRIBUTE_COOPERATIVE; });
       }
+      if (name == "uniep_place" && std::exchange(fails_in_place, false)) report->failed = told->failed = 1;
       if (state().deals_evenly && name == "uniep_place") deal_evenly(*static_cast<PlaceArguments*>(arguments[0]));
       return CUDA_SUCCESS;
     }

@@ -35,6 +35,8 @@ void fake_cuda_deal_evenly(int deal);
 void fake_cuda_fail_call();
 // The last call's kernels say so by now.
 void fake_cuda_fail_last_call();
+// They say so while the next placement counts.
+void fake_cuda_fail_last_call_in_place();
 // What kernels of the last placement found wrong, a PlaceFault, told behind place(): rank 1 is at fault.
 void fake_cuda_fail_last_place(int fault);
 // Launches of a kernel, by its name, since the last reset; and kernels that were looked up behind the first layer's.

@@ -474,6 +474,7 @@ void CudaEngine::weight_gradients(const internal::WeightGradientsCall& call) {
     }
   }
   prepare_biases(asked.numerics);
+  counted_ = false;  // not a call that ranks make together
   look_for_capture(streams);
   if (capture_ != work.capture) {
     throw Error(Status::kInvalidArgument,

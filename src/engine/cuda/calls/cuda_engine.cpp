@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <utility>
 
 #include "engine/call_timer_state.h"
 #include "engine/cuda/calls/call_kernels.h"
@@ -253,6 +254,7 @@ void CudaEngine::prepare(const ProgramRequest& request) {
 void CudaEngine::look_for_capture(const std::vector<CUstream>& streams) {
   const ScopedDevice scope(ranks_.devices().front());
   capture_ = capture_of(streams.front());
+  if (capture_ != 0 && std::exchange(counted_, false)) --call_number_;
   for (CUstream stream : streams) {
     if (capture_of(stream) == capture_) continue;
     throw Error(Status::kInvalidArgument,
@@ -312,6 +314,8 @@ GroupPlacer& CudaEngine::placer() {
         if (result != CUDA_ERROR_NOT_READY) check(result, "placement");
         return result == CUDA_SUCCESS;
       });
+      if (!lost_.empty())
+        throw_noticed_failures();  // a kernel names the first rank that it was told to wait for no more
     });
   }
   return *placer_;
@@ -348,8 +352,11 @@ Placement CudaEngine::place(const LayerShape& shape, std::span<const Routing> ro
   };
   std::shared_ptr<internal::PlacementState> state;
   queue_call(streams, [&] {
-    state = own.place(
-        {shape, routings, capacity, rank_targets, number, [&](const auto& need) { reserve(need, call_name); }});
+    const auto reserve_rows = [&](const SymmetricNeed& need) {
+      throw_noticed_failures();  // behind a call that failed meanwhile counts are none
+      reserve(need, call_name);
+    };
+    state = own.place({shape, routings, capacity, rank_targets, number, reserve_rows});
   });
   throw_noticed_failures();
   tables_of(*state).set_ask([asked = std::weak_ptr(placer_)] {

@@ -80,6 +80,7 @@ class CudaEngine final : public internal::Engine {
   void trim() override;
   void begin_collective() override {
     ++call_number_;
+    counted_ = true;
     exchange_ahead_ = true;
     agreed_ = false;
   }
@@ -97,6 +98,8 @@ class CudaEngine final : public internal::Engine {
   void set_shortest_slice_ns(int64_t ns) { shortest_slice_ns_ = ns; }
   // For tests, after a call: as if that had been call number `epoch`.
   void set_epoch(uint32_t epoch);
+  // For tests: whether `peer` has told a local rank that it makes no more calls, as one in recover() does.
+  bool is_told_by(int peer, int rank);
   // For tests: the counter bank of a local rank's last call, in its device's memory.
   const uint32_t* counters(int rank, const SignalLayout& layout);
 
@@ -253,6 +256,7 @@ class CudaEngine final : public internal::Engine {
   const uint32_t group_number_;  // of this process's
   uint32_t call_number_ = 0;
   std::atomic<unsigned> calls_given_up_ = 0;
+  bool counted_ = false;  // the running call has that number; captured ones have none, and each rank may capture alone
   uint64_t capture_ = 0;  // that the running call goes into
   bool ever_captured_ = false;
   std::string lost_;  // why the ranks can not go on together

@@ -275,6 +275,8 @@ void CudaEngine::recover() {
   if (lost_.empty()) lost_ = ranks_.peer_failure();  // also of an exchange that this rank gave up
   if (lost_.empty()) synchronize_replays();
   if (!lost_.empty()) throw_noticed_failures();
+  tell_peers(
+      kLeft);  // until all boards are cleared: whoever waits for this rank waits for a call that it does not make
   try {
     ranks_.begin_again();
     symmetric_.recover([this] {
@@ -311,19 +313,26 @@ void CudaEngine::tell_peers(uint32_t given_up) noexcept {
   }
 }
 
+bool CudaEngine::is_told_by(int peer, int rank) {
+  CallsGivenUp given_up{};
+  side_.read(&given_up, &symmetric_.board(rank, rank)->given_up[peer], sizeof(given_up));
+  return takes_no_part(given_up, 0);
+}
+
 void CudaEngine::give_up(const std::exception& why) noexcept {
   const auto* const error = dynamic_cast<const Error*>(&why);
   // Not what this rank knows of another one: the others come to know it as it did.
   const bool of_others = error != nullptr && (error->status() == Status::kTimeout || !ranks_.peer_failure().empty());
   if (of_others || agreed_) return;
-  tell_peers(call_number_);
+  if (counted_) tell_peers(call_number_);
   // What the others may not have seen and may be in an exchange of hosts for.
   const bool alone = error == nullptr || (error->status() == Status::kOutOfMemory && exchange_ahead_) ||
                      error->status() == Status::kDevice || error->status() == Status::kInternal;
   if (alone) ranks_.fail(why.what());
   // Of these the group survives, and where all ranks refuse the call alike nobody is in its exchange.
   const bool refused =
-      error != nullptr && (error->status() == Status::kInvalidArgument || error->status() == Status::kUnsupported);
+      error != nullptr && (error->status() == Status::kInvalidArgument || error->status() == Status::kUnsupported ||
+                           error->status() == Status::kOverflow);
   if (refused && exchange_ahead_) ranks_.refuse_call(call_number_, why.what());
 }
 
