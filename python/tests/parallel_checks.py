@@ -390,6 +390,13 @@ def check_refusals(rank, ranks):
     with value_error("max_norm: 0; must be above 0"):
         uniep.clip_grad_norm(model, 0)
     uniep.average_expert_gradients(torch.nn.Linear(2, 2))
+    if ranks == 1:
+        return
+    sharded = uniep.MoELayer(hidden=64, intermediate=32, num_experts=2 * ranks, topk=2, group=group)
+    fully_shard(sharded.experts, mesh=init_device_mesh("cpu", (ranks,)))
+    for work in (uniep.average_expert_gradients, lambda module: uniep.clip_grad_norm(module, 1.0)):
+        with value_error("module: experts are sharded by FSDP2 over ranks of their own group"):
+            work(sharded)
 
 
 def check_replicas_that_the_group_knows(rank, ranks):

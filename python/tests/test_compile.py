@@ -398,6 +398,36 @@ def test_a_plan_from_a_graph_serves_outside():
     assert same_bits(uniep.combine(rows, made), uniep.combine(rows, plan))
 
 
+@pytest.mark.parametrize("budget", [0.5, 0.1])
+def test_a_memory_budget_makes_no_call_again(budget, monkeypatch):
+    """By sizes, which differ from rank to rank, while the calls are collective."""
+    made = []
+    for name in ("forward", "backward", "dispatch", "combine"):
+        own = getattr(uniep.engine.Engine, name)
+        monkeypatch.setattr(
+            uniep.engine.Engine,
+            name,
+            lambda *given, own=own, name=name, **named: made.append(name) or own(*given, **named),
+        )
+    monkeypatch.setattr(torch._functorch.config, "activation_memory_budget", budget)
+    layers = torch.nn.ModuleList(uniep.MoELayer(hidden=64, intermediate=32, num_experts=8, topk=2) for _ in range(2))
+
+    def block(x, ids, probs):
+        for layer in layers:
+            x = x + torch.nn.functional.gelu(layer(x))
+        plan = uniep.place(ids, probs, num_experts=8, hidden=64)
+        return x + uniep.combine(torch.nn.functional.gelu(uniep.dispatch(x, plan)[0]), plan)
+
+    for tokens in (16, 256):
+        torch._dynamo.reset()
+        made.clear()
+        layer = make_layer([tokens])
+        x, probs = layer.x[0].clone().requires_grad_(), layer.probs[0].clone().requires_grad_()
+        compiled = torch.compile(block, backend="aot_eager_decomp_partition", fullgraph=True)
+        compiled(x, layer.ids[0], probs).float().square().mean().backward()
+        assert sorted(made) == ["backward"] * 2 + ["combine"] * 2 + ["dispatch"] * 2 + ["forward"] * 2, made
+
+
 # ---- torch's own checks: schema, fake kernels, autograd, and graphs with changing shapes
 
 

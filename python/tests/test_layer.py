@@ -496,3 +496,23 @@ def test_modules_on_meta_are_drawn_later():
     layer.experts.reset_parameters()
     for own, other in zip(layer.parameters(), expected.parameters(), strict=True):
         assert same_bits(own, other)
+
+
+def test_a_router_that_somebody_put_in_runs():
+    layer = uniep.MoELayer(hidden=64, intermediate=32, num_experts=8, topk=2)
+    x = torch.randn(16, 64).bfloat16()
+    before = layer(x)
+    plain, seen = layer.router, []
+    hook = plain.register_forward_hook(lambda module, given, logits: seen.append(logits))
+    assert same_bits(layer(x), before) and seen[0].shape == (16, 8)
+    hook.remove()
+    layer.router = torch.nn.Linear(64, 8, bias=True)
+    layer.router.weight = plain.weight
+    torch.nn.init.constant_(layer.router.bias, 0.0)
+    assert same_bits(layer(x), before)
+    with torch.no_grad():
+        layer.router.bias[:2] = 100.0
+    y = layer(x)
+    assert not same_bits(y, before)
+    y.float().square().sum().backward()
+    assert layer.router.bias.grad.abs().sum() > 0

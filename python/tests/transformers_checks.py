@@ -99,6 +99,18 @@ def check_gpt_oss_beside_eager(rank: int, ranks: int) -> None:
         assert own <= 1.25 * theirs + 0.01, (name, own, theirs)
 
 
+def check_experts_of_another_class_by_name(rank: int, ranks: int) -> None:
+    """As FSDP2 and parametrizations make them, of the experts' own."""
+    tokens, losses = batch(rank), []
+    for implementation in ("eager", "uniep"):
+        model = tiny_oss(implementation)
+        for layer in model.model.layers:
+            own = type(layer.mlp.experts)
+            layer.mlp.experts.__class__ = type(f"FSDP{own.__name__}", (own,), {})
+        losses.append(model(tokens, labels=tokens).loss)
+    assert abs(losses[0] - losses[1]) < 2e-3, losses
+
+
 def check_sharded_gpt_oss_has_the_bits_of_whole_experts(rank: int, ranks: int) -> None:
     whole, sharded = tiny_oss("uniep"), tiny_oss("eager")
     before = {name: one.clone() for name, one in sharded.state_dict().items()}

@@ -9,7 +9,7 @@ import torch
 from uniep import capture, late_errors
 from uniep.call import rows_of
 from uniep.group import Group, find_group
-from uniep.ops import new_size
+from uniep.ops import never_recompute, new_size
 from uniep.routes import Route, place_routing
 from uniep.rows import padded
 
@@ -146,7 +146,10 @@ def _(rows, ids, probs, row_dprobs, experts, topk, group, most_rows, most_tokens
     return rows.new_empty((ids.shape[0], rows.shape[1])), dprobs
 
 
-def _keep_for_dispatch(ctx: typing.Any, inputs: tuple[typing.Any, ...], output: object) -> None:
+def _keep_for_dispatch(
+    ctx: typing.Any, inputs: tuple[typing.Any, ...], output: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    never_recompute(output)
     _, ids, probs, _, *ctx.options = inputs
     ctx.save_for_backward(ids, probs)
 
@@ -157,7 +160,10 @@ def _differentiate_dispatch(ctx: typing.Any, drows: torch.Tensor, drow_probs: to
     return dx, None, dprobs, *[None] * (1 + len(ctx.options))
 
 
-def _keep_for_combine(ctx: typing.Any, inputs: tuple[typing.Any, ...], output: object) -> None:
+def _keep_for_combine(
+    ctx: typing.Any, inputs: tuple[typing.Any, ...], output: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    never_recompute(output)
     rows, ids, probs, _, *ctx.options = inputs
     ctx.count = rows.shape[0]
     ctx.save_for_backward(ids, probs)

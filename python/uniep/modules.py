@@ -156,6 +156,12 @@ class Experts(torch.nn.Module):
         return f"num_experts={self.num_experts}, {self.group!r}"
 
 
+def _is_plain(router: torch.nn.Module) -> bool:
+    """Whether a router is the one that MoELayer makes: nobody has put another one there, or hooks."""
+    hooks = (router._forward_hooks, router._forward_pre_hooks, router._backward_hooks, router._backward_pre_hooks)
+    return type(router) is torch.nn.Linear and router.bias is None and not any(hooks)
+
+
 class MoELayer(torch.nn.Module):
     """A router and its experts: the best K of a softmax in fp32, whose probabilities are scaled to a sum of 1.
 
@@ -203,7 +209,11 @@ class MoELayer(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., H] bf16 to y [..., H] bf16."""
         with torch.autocast(x.device.type, enabled=False):
-            logits = torch.nn.functional.linear(x.float(), self.router.weight.float())
+            if _is_plain(self.router):
+                logits = torch.nn.functional.linear(x.float(), self.router.weight.float())
+            else:
+                dtype = next((one.dtype for one in self.router.parameters()), torch.float32)
+                logits = self.router(x.to(dtype)).float()
             probs, ids = torch.topk(torch.softmax(logits, -1), self.topk)
             probs = probs / probs.sum(-1, keepdim=True)
         return typing.cast(torch.Tensor, self.experts(x, ids, probs))

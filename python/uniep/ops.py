@@ -354,7 +354,22 @@ def _keep_for_backward(
     ctx.counts = len(w1), len(w2), len(b1), len(b2)
     ctx.main_grad = main_grad
     _allow_changes(main_grad)
+    never_recompute(output)
     ctx.save_for_backward(x if SAVES[save].sends_x else None, ids, probs, output[1], *w1, *w2, *b1, *b2)
+
+
+def never_recompute(outputs: Sequence[torch.Tensor]) -> None:
+    """Of a collective op in a graph. Under activation_memory_budget a partitioner may let backward make it again, by
+    sizes that differ from rank to rank; a checkpoint's own policy stays."""
+    try:
+        from torch.fx.experimental.proxy_tensor import _get_proxies
+        from torch.utils.checkpoint import CheckpointPolicy
+    except ImportError:  # an older torch
+        return
+    for output in outputs:
+        for proxy in _get_proxies(output):
+            for node in (proxy.node, *proxy.node.all_input_nodes):
+                node.meta.setdefault("recompute", CheckpointPolicy.MUST_SAVE)
 
 
 def _allow_changes(tensors: Sequence[torch.Tensor]) -> None:

@@ -192,10 +192,23 @@ def _by_group(module: torch.nn.Module) -> list[tuple[Group, list[_Share]]]:
         for share in _shares(one):
             gradient = share.gradient
             own = share.of if gradient is None else gradient
+            _refuse_shards_over(group, own)
             if id(own) not in seen:
                 seen[id(own)] = own
                 found[-1][1].append(share)
     return found
+
+
+def _refuse_shards_over(group: Group, tensor: torch.Tensor) -> None:
+    """Ranks of one group have other experts each: together they are no tensor."""
+    if not isinstance(tensor, DTensor) or group.size == 1 or group.process_group is None:
+        return
+    others = set(dist.get_process_group_ranks(group.process_group)) - {dist.get_rank()}
+    if others & set(tensor.device_mesh.mesh.flatten().tolist()):
+        raise ValueError(
+            "module: experts are sharded by FSDP2 over ranks of their own group, which have other experts each; must "
+            "be over the replicas, or left out by ignored_params"
+        )
 
 
 def _shares(holder: torch.nn.Module) -> list[_Share]:

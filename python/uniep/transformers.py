@@ -134,7 +134,7 @@ def refuse(experts: torch.nn.Module) -> None:
                 "of this process, without a norm behind them"
             )
     if activation_of(experts) is None:
-        is_unknown = _has_own_gate(experts) and kind not in _OWN_GATES
+        is_unknown = _has_own_gate(experts) and _own_gate(experts) is None
         what = "a gate of its own" if is_unknown else type(getattr(experts, "act_fn", None)).__name__
         raise ValueError(
             f"{kind}.act_fn: {what}; experts_implementation='uniep' serves silu(gate) * up and gelu(gate) * up, the "
@@ -170,6 +170,11 @@ def _has_own_gate(experts: torch.nn.Module) -> bool:
     return getattr(type(experts), "_apply_gate", None) is not _integration._default_apply_gate
 
 
+def _own_gate(experts: torch.nn.Module) -> typing.Callable[[typing.Any], str] | None:
+    """By the class or one that it is made of: FSDP2 and parametrizations make others, under other names."""
+    return next((_OWN_GATES[one.__name__] for one in type(experts).__mro__ if one.__name__ in _OWN_GATES), None)
+
+
 def activation_of(experts: torch.nn.Module) -> str | None:
     """moe()'s activation of an experts module; None where UniEP has no such one."""
     function = getattr(experts, "act_fn", None)
@@ -177,7 +182,7 @@ def activation_of(experts: torch.nn.Module) -> str | None:
     if not getattr(experts, "has_gate", True):
         return "silu" if is_silu else "relu2" if isinstance(function, type(ACT2FN["relu2"])) else None
     if _has_own_gate(experts):
-        own = _OWN_GATES.get(type(experts).__name__)
+        own = _own_gate(experts)
         return own(experts) if own is not None and (function is None or is_silu) else None
     if is_silu:
         return "swiglu"
@@ -270,7 +275,8 @@ def _replace(
 
 def _layers(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The modules that Transformers runs through its experts' interface."""
-    found = [one for one in model.modules() if hasattr(one, "_apply_gate") and hasattr(one, "config")]
+    # Of the class: wrappers pass on what they are asked for.
+    found = [one for one in model.modules() if hasattr(type(one), "_apply_gate") and hasattr(one, "config")]
     if not found:
         raise ValueError(f"model: {type(model).__name__} has no experts that Transformers' experts_implementation runs")
     return found

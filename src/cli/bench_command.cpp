@@ -252,7 +252,7 @@ void add_bench_command(CLI::App& app, std::function<int()>& action, const Comman
     for (const char* name : {"--steps", "--calls", "--tune-budget", "--begin"}) {
       if (command->count(name) > 0) options->online_only = name;
     }
-    for (const char* name : {"--only", "--repeat", "--warm-up", "--sustained"}) {
+    for (const char* name : {"--only", "--repeat", "--warm-up", "--sustained", "--tuned", "--tuned-strict"}) {
       if (command->count(name) > 0) options->not_online = name;
     }
     action = [options] { return run_bench(*options); };

@@ -146,10 +146,6 @@ tune::Calibration read_raw(const CalibrateOptions& options) {
 // Of --traces; beside the layers of --from-raw they have to be of the same GPU, which `calibration` gets where there
 // are no layers.
 std::vector<TimelineCall> read_traces(const CalibrateOptions& options, tune::Calibration& calibration) {
-  if (!options.measuring.empty()) {
-    throw Error(Status::kInvalidArgument,
-                fmt::format("{}: nothing is measured with --traces; must be left out", options.measuring));
-  }
   std::vector<TimelineCall> calls = naming_option("--traces", [&] { return read_timelines(options.traces); });
   const TracedMachine& machine = calls.front().run.machine;
   if (options.from_raw.empty()) {
@@ -167,6 +163,11 @@ std::vector<TimelineCall> read_traces(const CalibrateOptions& options, tune::Cal
 
 int run_calibrate(CalibrateOptions options) {
   const auto begin = std::chrono::steady_clock::now();
+  const char* const given = !options.traces.empty() ? "--traces" : !options.from_raw.empty() ? "--from-raw" : nullptr;
+  if (given != nullptr && !options.measuring.empty()) {
+    throw Error(Status::kInvalidArgument,
+                fmt::format("{}: nothing is measured with {}; must be left out", options.measuring, given));
+  }
   complete(options);
   tune::Calibration calibration;
   if (!options.from_raw.empty()) calibration = read_raw(options);
@@ -230,7 +231,9 @@ void add_calibrate_command(CLI::App& app, std::function<int()>& action) {
       ->add_option("--base", options->base,
                    "machine that numbers start from and stay near (default the GPU's kind, else h200)")
       ->type_name("NAME|FILE");
-  command->add_option("--out", options->out, "the description (default in the cache folder, where auto finds it)")
+  command
+      ->add_option("--out", options->out,
+                   "the description (default of what is measured here: in the cache folder, where auto finds it)")
       ->type_name("FILE");
   command->add_option("--raw", options->raw, "all times that were measured")->type_name("FILE");
   command->add_option("--from-raw", options->from_raw, "fit what --raw wrote; needs no GPU")->type_name("FILE");

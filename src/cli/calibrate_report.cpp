@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "cli/report_words.h"
+#include "io/json_text.h"
 #include "tune/median.h"
 
 namespace uniep::cli {
@@ -160,7 +161,7 @@ std::string calibrate_json(const CalibrateReport& report) {
                               {"calibrated_ms", rounded(fit.predicted[i])}});
   }
   if (report.timelines != nullptr) add_timelines(json, report);
-  return json.dump(2) + "\n";
+  return io::json_text(json, 2) + "\n";
 }
 
 std::string calibrate_table(const CalibrateReport& report) {

@@ -18,6 +18,7 @@
 #include "engine/engine.h"
 #include "io/cache_folder.h"
 #include "io/file.h"
+#include "io/json_text.h"
 #include "io/quote.h"
 #include "tune/calibrated_machine.h"
 #include "tune/rank_names.h"
@@ -46,6 +47,9 @@ std::optional<tune::TunedSchedule> entry_of_file(const LayerOptions& options, co
 }
 
 Choice look(const LayerOptions& options, Direction direction, const Group& group) {
+  if (options.tuned_strict && options.tuned.empty()) {
+    throw Error(Status::kInvalidArgument, "--tuned-strict: without --tuned");
+  }
   const tune::TunedKey key = tuned_key(options, direction, group);
   Choice choice;
   const auto take = [&](const std::optional<tune::TunedSchedule>& entry, const std::string& source, std::string why) {

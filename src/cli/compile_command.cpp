@@ -11,6 +11,7 @@
 #include "cli/layer_options.h"
 #include "cli/options.h"
 #include "cli/output_file.h"
+#include "io/json_text.h"
 #include "uniep/compile.h"
 
 namespace uniep::cli {
@@ -55,7 +56,7 @@ int run_compile(const CompileOptions& options) {
   }
   table += fmt::format("{} kernels in {}, {} of them compiled now; jobs read them with UNIEP_CACHE_DIR={}\n",
                        kernels.size(), options.folder, compiled, options.folder);
-  write_report(options.json, json_file, json.dump(2) + "\n", table);
+  write_report(options.json, json_file, io::json_text(json, 2) + "\n", table);
   return 0;
 }
 

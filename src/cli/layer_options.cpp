@@ -35,15 +35,6 @@ bool is_file(const std::string& path) {
   return std::filesystem::exists(path, ignored) && !std::filesystem::is_directory(path, ignored);
 }
 
-// "auto", key=value,..., flat JSON, or a file with any of them.
-PartialSchedule read_schedule(const std::string& option, const std::string& text) {
-  const bool file = text != "auto" && is_file(text);
-  if (!file && text != "auto" && text.find_first_of("={") == std::string::npos) {
-    refuse_value(option, text, "auto, a file that exists, or key=value,key=value");
-  }
-  return naming_option(option, [&] { return PartialSchedule::parse(file ? io::read_text_file(text) : text); });
-}
-
 void add_schedule_options(CLI::App& app, LayerOptions& options) {
   add_text_option(
       app, "--schedule", [&options](const std::string& text) { options.schedule = read_schedule("--schedule", text); },
@@ -104,6 +95,14 @@ std::vector<int32_t> read_ids(const LayerOptions& options, int64_t tokens) {
 }
 
 }  // namespace
+
+PartialSchedule read_schedule(const std::string& option, const std::string& text) {
+  const bool file = text != "auto" && is_file(text);
+  if (!file && text != "auto" && text.find_first_of("={") == std::string::npos) {
+    refuse_value(option, text, "auto, a file that exists, or key=value,key=value");
+  }
+  return naming_option(option, [&] { return PartialSchedule::parse(file ? io::read_text_file(text) : text); });
+}
 
 void set_saves(PartialSchedule& schedule, SaveWay way) {
   if (way == SaveWay::kAsScheduled) return;

@@ -16,6 +16,9 @@ enum class SaveWay { kAsScheduled, kKeep, kRedispatch, kRows, kRecompute };
 // Sets both, where a way was given. Throws Error(kInvalidArgument) where the Schedule names one of them, too.
 void set_saves(PartialSchedule& schedule, SaveWay way);
 
+// "auto", key=value,..., flat JSON, or a file with any of them.
+PartialSchedule read_schedule(const std::string& option, const std::string& text);
+
 // The options that say which layer is meant, on how many ranks and by which engine. The defaults make a small layer.
 struct LayerOptions {
   EngineKind engine = EngineKind::kAuto;

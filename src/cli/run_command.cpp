@@ -23,6 +23,7 @@
 #include "cli/trace_file.h"
 #include "cli/traced_run.h"
 #include "engine/engine.h"
+#include "io/json_text.h"
 #include "model/place.h"
 
 namespace uniep::cli {
@@ -214,7 +215,7 @@ int run_group(const RunOptions& given) {
   }
   if (!options.trace.empty()) trace_file.write(trace_json(trace_title(report), traced));
   if (options.check) report.check = check_result(options, data, result);
-  write_report(options.json, json_file, to_json(report).dump(2) + "\n", to_table(report, options.verbose));
+  write_report(options.json, json_file, io::json_text(to_json(report), 2) + "\n", to_table(report, options.verbose));
   throw_failures(report);
   return 0;
 }

@@ -22,6 +22,7 @@
 #include "cli/trace_file.h"
 #include "cli/traced_run.h"
 #include "io/file.h"
+#include "io/json_text.h"
 #include "io/quote.h"
 #include "sim/simulate.h"
 
@@ -221,10 +222,10 @@ int run_simulate(const SimulateCommandOptions& options) {
     }
   }
   if (json_to_stdout) {
-    std::cout << json.dump(2) << '\n';
+    std::cout << io::json_text(json, 2) << '\n';
     return 0;
   }
-  if (!options.json.empty()) json_file.write(json.dump(2) + "\n");
+  if (!options.json.empty()) json_file.write(io::json_text(json, 2) + "\n");
   print(options, result);
   std::cout << compared;
   return 0;

@@ -17,6 +17,7 @@
 #include "cli/report_words.h"
 #include "cli/simulated_layer.h"
 #include "cli/solve_request.h"
+#include "io/json_text.h"
 #include "tune/solve.h"
 
 namespace uniep::cli {
@@ -146,10 +147,10 @@ int run_solve(const SolveOptions& options) {
   const SolvedChoice choice = choose(options, request, solution, placement);
 
   if (json_to_stdout) {
-    std::cout << report_json(options, request, solution, choice).dump(2) << '\n';
+    std::cout << io::json_text(report_json(options, request, solution, choice), 2) << '\n';
     return 0;
   }
-  if (!options.json.empty()) json_file.write(report_json(options, request, solution, choice).dump(2) + "\n");
+  if (!options.json.empty()) json_file.write(io::json_text(report_json(options, request, solution, choice), 2) + "\n");
   print(options, solution, choice);
   return 0;
 }

@@ -15,6 +15,7 @@
 #include "cli/layer_options.h"
 #include "cli/options.h"
 #include "io/file.h"
+#include "io/json_text.h"
 #include "io/quote.h"
 #include "model/refuse.h"
 #include "train/checkpoint.h"
@@ -48,16 +49,6 @@ double parse_number(const std::string& option, const std::string& text) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size()) refuse_value(option, text, "a number");
   return value;
-}
-
-PartialSchedule schedule_or_file(const std::string& option, const std::string& text) {
-  std::error_code ignored;
-  const bool file = text != "auto" && std::filesystem::is_regular_file(text, ignored);
-  try {
-    return PartialSchedule::parse(file ? io::read_text_file(text) : text);
-  } catch (const Error& error) {
-    throw Error(error.status(), option + ": " + error.what());
-  }
 }
 
 // A file to write: found out at the start, not after an hour of training.
@@ -108,7 +99,9 @@ RunRecord run(const std::string& name, const TrainOptions& options, Trainer& tra
     plan.after_step = [&options, checkpoint_text](const Trainer& now) {
       const bool due = options.checkpoint_every > 0 && now.steps_done() % options.checkpoint_every == 0;
       if (!due && now.steps_done() != options.steps) return;
-      save_checkpoint(options.checkpoint, now.state(), now.layout(), now.config(), *checkpoint_text);
+      naming_option("--checkpoint", [&] {
+        save_checkpoint(options.checkpoint, now.state(), now.layout(), now.config(), *checkpoint_text);
+      });
     };
   }
   return train::train(trainer, plan);
@@ -141,13 +134,11 @@ Comparison compare_sequential(const TrainOptions& options, int ranks, const Text
 void write_outputs(const TrainOptions& options, const Report& report, const Trainer& trainer, const Text& text) {
   if (options.json != "-") std::cout << train::to_text(report, trainer, text);
   if (options.json.empty()) return;
-  // A file's name need not be UTF-8, which JSON is.
-  const auto replace = nlohmann::ordered_json::error_handler_t::replace;
-  const std::string json = train::to_json(report, trainer, text).dump(1, ' ', false, replace) + "\n";
+  const std::string json = io::json_text(train::to_json(report, trainer, text), 1) + "\n";
   if (options.json == "-") {
     std::cout << json;
   } else {
-    io::write_file(options.json, json);
+    naming_option("--json", [&] { io::write_file(options.json, json); });
   }
 }
 
@@ -242,13 +233,11 @@ void add_parallel_options(CLI::App& app, TrainOptions& options) {
                      {"N", "compute units of a rank, 0: as many as fit"});
   add_text_option(
       app, "--schedule",
-      [&options](const std::string& text) { options.parallel.schedule = schedule_or_file("--schedule", text); },
+      [&options](const std::string& text) { options.parallel.schedule = read_schedule("--schedule", text); },
       "auto|FILE|key=value,...", "schedule of both directions; what is not given is filled (default auto)");
   add_text_option(
       app, "--schedule-backward",
-      [&options](const std::string& text) {
-        options.backward_overrides = schedule_or_file("--schedule-backward", text);
-      },
+      [&options](const std::string& text) { options.backward_overrides = read_schedule("--schedule-backward", text); },
       "auto|FILE|key=value,...", "fields that backward has instead of --schedule's");
   add_save_option(app, options.save);
 }

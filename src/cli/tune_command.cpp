@@ -30,6 +30,7 @@
 #include "engine/cuda/calls/engine.h"
 #include "engine/engine.h"
 #include "io/file.h"
+#include "io/json_text.h"
 #include "tune/calibrated_machine.h"
 #include "tune/journal.h"
 #include "tune/rank_names.h"
@@ -343,7 +344,7 @@ int tune_group(TuneOptions options) {
     directions.push_back(std::move(tuned));
   }
   if (!reports) return 0;
-  const std::string text = Json({{"tuned", json}}).dump(2) + "\n";
+  const std::string text = io::json_text(Json({{"tuned", json}}), 2) + "\n";
   write_report(options.json, json_file, text, table);
   if (!options.exported.empty()) export_file.write(tune::to_json(entries));
   if (!options.report.empty()) {

@@ -13,6 +13,11 @@ constexpr int64_t kBarWidth = 24;
 constexpr int64_t kLines = 10;  // of a run, where stderr is no terminal
 constexpr std::chrono::milliseconds kRedraw(100);
 
+// A log that can not be written ends no training.
+void say(const std::string& text) {
+  std::fputs(text.c_str(), stderr);
+}
+
 }  // namespace
 
 Progress::Progress(std::string name, int64_t first_step, int64_t last_step)
@@ -30,7 +35,7 @@ std::string Progress::status() const {
 
 void Progress::draw() {
   const int64_t filled = kBarWidth * (step_.step - first_step_) / (last_step_ - first_step_);
-  fmt::print(stderr, "\r\033[K{} [{:=<{}}{:<{}}] {}", name_, "", filled, "", kBarWidth - filled, status());
+  say(fmt::format("\r\033[K{} [{:=<{}}{:<{}}] {}", name_, "", filled, "", kBarWidth - filled, status()));
   std::fflush(stderr);
   last_drawn_ = std::chrono::steady_clock::now();
   line_open_ = true;
@@ -42,7 +47,7 @@ void Progress::show(const StepRecord& step) {
   if (terminal_) {
     if (!line_open_ || std::chrono::steady_clock::now() - last_drawn_ >= kRedraw) draw();
   } else if (done == 1 || done % std::max<int64_t>(1, total / kLines) == 0 || done == total) {
-    fmt::print(stderr, "{}: {}\n", name_, status());
+    say(fmt::format("{}: {}\n", name_, status()));
   }
 }
 
@@ -52,7 +57,7 @@ void Progress::show(const EvaluationRecord& evaluation) {
   if (terminal_) {
     draw();
   } else {
-    fmt::print(stderr, "{}: step {}/{}  held-out loss {:.4f}\n", name_, evaluation.step, last_step_, evaluation.loss);
+    say(fmt::format("{}: step {}/{}  held-out loss {:.4f}\n", name_, evaluation.step, last_step_, evaluation.loss));
   }
 }
 

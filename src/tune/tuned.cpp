@@ -11,6 +11,7 @@
 #include "io/cache_folder.h"
 #include "io/file.h"
 #include "io/hash64.h"
+#include "io/json_text.h"
 #include "io/quote.h"
 #include "model/refuse.h"
 #include "program/schedule_fields.h"
@@ -243,12 +244,13 @@ std::string to_json(const std::vector<TunedSchedule>& schedules) {
     entry["default_ms"] = tuned.default_milliseconds;
     json["schedules"].push_back(std::move(entry));
   }
-  return json.dump(2) + "\n";
+  return io::json_text(json, 2) + "\n";
 }
 
 std::filesystem::path TunedFolder::path(const TunedKey& key) const {
   uint64_t hash = 0;
-  for (const char c : json_of(key).dump()) hash = io::avalanche64(hash + io::kGolden64 + static_cast<unsigned char>(c));
+  for (const char c : io::json_text(json_of(key)))
+    hash = io::avalanche64(hash + io::kGolden64 + static_cast<unsigned char>(c));
   return folder_ / fmt::format("{:016x}{}", hash, kSuffix);
 }
 

@@ -335,6 +335,12 @@ TEST_F(CliCalibrateTraces, RefusesOptionsThatDoNotGoWithIt) {
     expect_refused(test::join({"calibrate", "--traces", a}, more),
                    more.front() + ": nothing is measured with --traces; must be left out");
   }
+  const std::string raw = written("times.json", tune::to_json(small_calibration()));
+  for (const std::vector<std::string>& more : std::vector<std::vector<std::string>>{
+           {"--seconds", "5"}, {"--ranks", "1"}, {"--raw", path("r.json")}, {"--compile-only"}}) {
+    expect_refused(test::join({"calibrate", "--from-raw", raw}, more),
+                   more.front() + ": nothing is measured with --from-raw; must be left out");
+  }
   EXPECT_FALSE(std::filesystem::exists(path("r.json")));
   expect_refused({"calibrate", "--traces", a, "--base", "gb300"}, "--base: 'gb300' is neither a file nor one of");
   expect_refused({"calibrate", "--traces", a, "--out", path("none/m.json")}, "--out: ", 1);

@@ -30,6 +30,20 @@ void expect_bad_usage(const std::vector<std::string>& arguments, const std::stri
   EXPECT_EQ(result.out, "");
 }
 
+// Which JSON is.
+TEST(CliSimulate, NamesOfFilesNeedNotBeUtf8) {
+  const TemporaryFolder folder;
+  const std::string file = (folder / "\xff\xfe.json").string();
+  io::write_file(file, sim::machine_json(sim::shipped_machine("h200")));
+  for (const char* command : {"simulate", "solve"}) {
+    std::vector<std::string> arguments = join(kSmall, {"--machine", file, "--json", "-"});
+    arguments.front() = command;
+    const CommandResult result = run_command(arguments);
+    ASSERT_EQ(result.status, 0) << result.err;
+    EXPECT_NE(result.json().dump().find("\xef\xbf\xbd\xef\xbf\xbd.json"), std::string::npos) << result.out;
+  }
+}
+
 TEST(CliSimulate, ReportsAsJson) {
   const CommandResult result = run_command(join(kSmall, {"--json", "-"}));
   ASSERT_EQ(result.status, 0) << result.err;

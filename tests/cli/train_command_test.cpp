@@ -1,9 +1,12 @@
 #include "cli/train_command.h"
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdio>
 #include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -263,6 +266,7 @@ TEST_F(TrainCommand, RefusesBadInputBeforeAnythingRuns) {
   refused("--seed: '-1'", {"--seed", "-1"});
   refused("--compare: 'twice'", {"--compare", "twice"});
   refused("--schedule: ", {"--schedule", "fusion=some"});
+  refused("a file that exists", {"--schedule", "/nonexistent"});
   refused("--schedule-backward: ", {"--schedule-backward", "fission=none"});
   refused("--checkpoint-every: 5 without --checkpoint", {"--checkpoint-every", "5"});
   refused("--checkpoint: ", {"--checkpoint", path("no/such/folder/file")});
@@ -278,6 +282,27 @@ TEST_F(TrainCommand, RefusesBadInputBeforeAnythingRuns) {
   refused("--sequence 5000 needs 5001", {"--sequence", "5000"});
   expect_error(Status::kInvalidArgument, "--sequence 128 needs 129", [&] { run_train({"--text", path("short")}); });
   EXPECT_EQ(folder_.entries(), 3u) << "nothing may have been written";
+}
+
+// A full disk under the log, or a pipe that nobody reads.
+TEST_F(TrainCommand, AnErrorStreamThatCanNotBeWrittenEndsNothing) {
+  const std::string checkpoint = (folder_ / "kept.safetensors").string();
+  std::fflush(stderr);
+  const int kept = ::dup(STDERR_FILENO), full = ::open("/dev/full", O_WRONLY);
+  ASSERT_GE(::dup2(full, STDERR_FILENO), 0);
+  ::close(full);
+  const json log = run_json({"--checkpoint", checkpoint});
+  std::clearerr(stderr);
+  ::dup2(kept, STDERR_FILENO);
+  ::close(kept);
+  EXPECT_TRUE(std::filesystem::exists(checkpoint));
+  EXPECT_FALSE(log.empty());
+}
+
+TEST_F(TrainCommand, NamesTheFileThatItCanNotWrite) {
+  expect_error(Status::kIo, "--checkpoint: cannot write file '/dev/full'", [&] {
+    run_json({"--checkpoint", "/dev/full"});
+  });
 }
 
 TEST_F(TrainCommand, TakesSeveralTextsOfAnyName) {

@@ -361,6 +361,7 @@ TEST(TuneCommand, OtherLayersAndDamagedEntriesAreSaidInALine) {
   const CommandResult strict = run_command(join(kLayerOfRun, {"--tuned", file, "--tuned-strict"}));
   EXPECT_EQ(strict.status, 2);
   EXPECT_TRUE(strict.one_line_error()) << strict.err;
+  expect_failure(join(kLayerOfRun, {"--tuned-strict"}), 2, {"--tuned-strict: without --tuned"});
   io::write_file(file, "{}");
   const CommandResult damaged = run_command(join(kLayerOfRun, {"--tuned", file}));
   EXPECT_EQ(damaged.status, 2);
