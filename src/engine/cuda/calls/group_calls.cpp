@@ -275,8 +275,8 @@ void CudaEngine::recover() {
   if (lost_.empty()) lost_ = ranks_.peer_failure();  // also of an exchange that this rank gave up
   if (lost_.empty()) synchronize_replays();
   if (!lost_.empty()) throw_noticed_failures();
-  tell_peers(
-      kLeft);  // until all boards are cleared: whoever waits for this rank waits for a call that it does not make
+  // Until all boards are cleared: whoever waits for this rank waits for a call that it does not make.
+  tell_peers(kLeft);
   try {
     ranks_.begin_again();
     symmetric_.recover([this] {
