@@ -280,14 +280,14 @@ def check_a_restart_behind_a_finding(rank: int, ranks: int) -> None:
 
 
 @contextlib.contextmanager
-def without_memory(name: str, is_here: bool):
-    """The first time that a function of uniep.rerun is called it has no memory."""
+def without_memory(name: str, is_here: bool, at: int = 1):
+    """The first time, or the one named, that a function of uniep.rerun is called it has no memory."""
     original = getattr(rerun, name)
     calls = []
 
     def changed(*arguments, **named):
         calls.append(name)
-        if is_here and len(calls) == 1:
+        if is_here and len(calls) == at:
             raise torch.OutOfMemoryError("no room")
         return original(*arguments, **named)
 
@@ -312,6 +312,18 @@ def check_a_rank_without_memory_is_not_checked(rank: int, ranks: int) -> None:
                     assert verifier.step() == []
             assert calls and verifier.checks == 1, (place, calls, verifier.checks)
             assert step(verifier, layer, rank, ranks) == [] and verifier.checks == 2
+
+
+def check_a_finding_without_memory_for_a_third_run_names_all_ranks(rank: int, ranks: int) -> None:
+    layer = make_layer([24] * ranks, experts=2 * ranks, topk=2)
+    with (
+        uniep.Verifier(every=1, budget=1) as verifier,
+        without_memory("_Moved", rank == ranks - 1, at=2),
+        wrong(Engine, "forward", rank == 0, lambda result: result[0]),
+    ):
+        finding = the_only(step(verifier, layer, rank, ranks))
+    assert finding.kind == "wrong rank, undecided" and finding.suspects == tuple(range(ranks)), finding
+    assert "no memory for a third" in finding.message and verifier.checks == 1, finding
 
 
 def check_a_finding_stays_where_inputs_have_no_memory(rank: int, ranks: int) -> None:

@@ -80,10 +80,6 @@ class _Evidence(typing.NamedTuple):
     ambiguous: bool = False  # of two ranks, the other one against home twice
 
 
-class _LacksMemoryError(Exception):
-    """A run of a check did not fit, on any rank; all raise it."""
-
-
 class Verifier:
     """Checks one call of one layer every N steps, forward and backward in turn. Collective: make it on all ranks.
 
@@ -304,11 +300,7 @@ class Verifier:
         if noted is not None and not noted.call.group.engine.has_ended:
             self._turn += 1
             self._waited = 0
-            try:
-                finding = self._check(noted)
-            except _LacksMemoryError:  # on all ranks
-                finding = None
-                self._say_unchecked(noted, _NO_MEMORY)
+            finding = self._check(noted)
             self._choose_next(noted.call.group, time.perf_counter() - now)
             if finding is not None:
                 found.append(finding)
@@ -347,7 +339,11 @@ class Verifier:
         runs, schedules = [noted.made], rerun.other_schedules(noted)
         size = group.size
         first = 1 + self._turn % (size - 1) if size > 1 else 0
-        runs.append(self._run_again(noted, schedules[self._turn % len(schedules)], first))
+        second = rerun.run_again(noted, schedules[self._turn % len(schedules)], first)
+        if second is None:
+            self._say_unchecked(noted, _NO_MEMORY)
+            return None
+        runs.append(second)
         self.checks += 1
         different = _gathered(group, rerun.differ(runs[0], runs[1]))
         if not any(different):
@@ -358,14 +354,11 @@ class Verifier:
             tensor = "y" if noted.direction == "forward" else "dx"
             return self._tell(noted, Finding("not finite", noted.layer, noted.direction, tensor, message=text))
         shifts = [0, first, 1 + first % (size - 1) if size > 2 else 0]
-        runs.append(self._run_again(noted, schedules[(self._turn + 1) % len(schedules)], shifts[2]))
+        third = rerun.run_again(noted, schedules[(self._turn + 1) % len(schedules)], shifts[2])
+        if third is None:
+            return self._tell(noted, _one_of_all(noted))
+        runs.append(third)
         return self._tell(noted, self._judge(noted, runs, shifts, schedules))
-
-    def _run_again(self, noted: Noted, schedules: tuple[bytes, bytes], shift: int) -> Sums:
-        made = rerun.run_again(noted, schedules, shift)
-        if made is None:
-            raise _LacksMemoryError
-        return made
 
     def _say_unchecked(self, noted: Noted, reason: str) -> None:
         key = noted.layer, reason
@@ -398,8 +391,8 @@ class Verifier:
         evidence = [one for own in gathered for one in own]
         evidence.sort(key=lambda one: _ORDER.index(one.tensor))
         if any(one.ambiguous for one in evidence):
-            again = self._run_again(noted, schedules[self._turn % len(schedules)], 1)
-            repeated = any(_gathered(group, rerun.differ(runs[0], again)))
+            again = rerun.run_again(noted, schedules[self._turn % len(schedules)], 1)
+            repeated = again is None or any(_gathered(group, rerun.differ(runs[0], again)))
             if repeated:
                 evidence = [one._replace(candidates=(0, 1)) if one.ambiguous else one for one in evidence]
         clear = [one for one in evidence if one.run >= 0]
@@ -477,6 +470,13 @@ def _changed_inputs(noted: Noted) -> tuple[str, list[tuple[str, int, int, int, i
         return "", rerun.changed_inputs(noted)
     except torch.OutOfMemoryError:
         return _NO_MEMORY, []
+
+
+def _one_of_all(noted: Noted) -> Finding:
+    """Two runs disagree, and there is no third."""
+    tensor, ranks = "y" if noted.direction == "forward" else "dx", tuple(range(noted.call.group.size))
+    text = "two runs disagree, and a rank has no memory for a third; one of these ranks made it so"
+    return Finding("wrong rank, undecided", noted.layer, noted.direction, tensor, -1, ranks, message=text)
 
 
 def _where(one: _Evidence) -> str:
