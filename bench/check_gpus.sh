@@ -100,7 +100,7 @@ check model 90 "$(program model)" --models qwen3-30b --tokens 2048 --devices "$g
 check abort 150 "$(program abort)"
 check coexistence 60 "$(program coexistence)"
 check groups 120 "$(program groups)"
-if [ "$gpus" -gt 1 ]; then check failure 180 "$(program failure)"; fi
+if [ "$gpus" -gt 1 ]; then check failure 240 "$(program failure)"; fi
 # What it finds stays out of the other tests' cache, which is its kernels' too. One direction, since it compiles by itself.
 check tune 150 env UNIEP_CACHE_DIR="$folder/tuned" "$build/uniep" tune --engine cuda --ranks "$gpus" --devices "$devices" \
   --shape 2048,768,32,8 --tokens 4096 --direction forward --candidates 3 --budget 10

@@ -314,8 +314,8 @@ GroupPlacer& CudaEngine::placer() {
         if (result != CUDA_ERROR_NOT_READY) check(result, "placement");
         return result == CUDA_SUCCESS;
       });
-      if (!lost_.empty())
-        throw_noticed_failures();  // a kernel names the first rank that it was told to wait for no more
+      // A kernel names the first rank that it was told to wait for no more.
+      if (!lost_.empty()) throw_noticed_failures();
     });
   }
   return *placer_;
