@@ -53,12 +53,12 @@ else
   elsewhere=(
     BadFiles.Random BatchInvariance.ARanks Candidates.{HaveKernels,OfALayer} Calibrate.{ATurnsClock,Doubts,EightGpus,FindsOther,IsTheSame}
     Calibrate.{LayersFollow,LeavesAMachine,OfAKnownKind,PredictsWhat,Refits} CalibrateTraces.{AFileMay,BackwardSkew,Finds}
-    CalibrateTraces.{LeavesAMachine,ManyRanks,TellsWhat} Canonical Checker.{Notices,PassesRandom} CheckerSpace CliCalibrateTraces.{FitsTimelines,RefusesWhat}
-    ClosedForm.{IsNear,WithGroups} CountSpace Directions/SolveBothWays.PointsAre Edges.ExpertCounters EngineAgainstReference.Random FailuresPage
-    GemmQueues.EveryTile GemmQueuesInTheSmall Machine.{EveryNumber,Truncated} ModelLayers Npy.Damaged
-    Order.{SumsTake,Weight} Placement.{RowsStand,TokensAreSummed} Run.LargeLayers ScheduleFill.{Any,GivenFields}
-    ScheduleSample.Reaches ScheduleText.SurvivesHostile ScheduleValidate.AgreesWith Simulate.{AClock,OneRankForAll,RunsEvery} SimulateError
-    SolveCommand.Nothing SolverChoice.IsLegal TaskWork.{BytesMoved,GemmsAnd,Moves} TraceSvg.StaysSmall TuneReport.{SaysWhat,WhatIf} Tuner.{Finds,NeverTakes} Walk WeightGradientTimes.ProgramsWithout WgradQueues
+    CalibrateTraces.{LeavesAMachine,ManyRanks,TellsWhat} Canonical Checker.{Notices,PassesRandom} CheckerSpace CliCalibrateTraces.{FitsTimelines,RefusesTimelines,RefusesWhat} CliSimulate.WritesAPage
+    ClosedForm.{IsNear,WithGroups} CountSpace CpuEngine.ThousandsOf Directions/SolveBothWays.PointsAre Edges.ExpertCounters EngineAgainstReference.Random FailuresPage
+    GemmQueues.EveryTile GemmQueuesInTheSmall Machine.{EveryNumber,RefusesDeep,Truncated} ModelLayers Npy.Damaged
+    Order.{SumsTake,Weight} Placement.{RowsStand,TokensAreSummed} PublishedFigures Run.LargeLayers ScheduleFill.{Any,GivenFields}
+    ScheduleSample.Reaches ScheduleText.SurvivesHostile ScheduleValidate.AgreesWith Simulate.{AClock,OneRank,RunsEvery} SimulateError
+    SolveCommand.{Knows,Nothing} SolverChoice.IsLegal TaskCosts.AreWhat TaskWork.{BytesMoved,GemmsAnd,Moves} TraceSvg.StaysSmall TuneReport.{SaysWhat,WhatIf} Tuner.{Finds,NeverTakes} TunerBackground.RanksThat Walk WeightGradientTimes.ProgramsWithout WgradQueues
   )
   # ctest compiles no expression with more than nine groups, and then runs all there is: so one, and each name is looked up.
   tests=$(ctest --test-dir "$build" -N)

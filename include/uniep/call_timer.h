@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 
@@ -22,12 +23,21 @@ struct CallTimes {
   double sum_ms = 0;
   // exposed_dispatch_ms, and of sum_ms the time until the last rows that a sum waited for had come.
   double wait_ms = 0;
+  // From when the rank first waited for a tile's inputs until its last tile ended, by its GPU's clock.
+  double call_ms = 0;
+  // How often the call has run: 1, or the replays of the graph that it was captured into (modulo 2^32).
+  uint32_t runs = 0;
 };
 
 // Times the call whose CallOptions name it, on this process's ranks; one call after the other, of one Group. The call
 // waits for nothing: its kernels write down when their tiles ran, and a small kernel after them adds that up, which
 // makes it longer; the group's first such call takes memory on each GPU. On the cpu engine the times are there when the
-// call returns. A call that is captured into a graph is not timed. Not thread-safe. May outlive the Group.
+// call returns. Not thread-safe. May outlive the Group.
+//
+// A call that is captured into a graph is timed in each replay. is_over() is true from the end of the first one;
+// times() are those of the newest that has ended, and empty in the moment in which they are written. Give it a timer of
+// its own: a replay writes to it as long as the graph lives, whichever call has had it since. Its memory stays as long
+// as the Group.
 class UNIEP_API CallTimer {
  public:
   // Takes page-locked memory on the cuda engine: in a job make it before, or once and for all.

@@ -46,6 +46,8 @@ uniep_status uniep_timer_read(const uniep_timer* timer, int32_t rank, uniep_call
       read.exposed_dispatch_ms = known->exposed_dispatch_ms;
       read.sum_ms = known->sum_ms;
       read.wait_ms = known->wait_ms;
+      read.call_ms = known->call_ms;
+      read.runs = known->runs;
     } else {
       read.state = timer->timer->is_over() ? UNIEP_TIMES_LOST : UNIEP_TIMES_NOT_YET;
     }

@@ -25,14 +25,15 @@ std::optional<CallTimes> CallTimer::times(int rank) const {
     throw Error(Status::kInvalidArgument, fmt::format("rank: {}; legal are {} to {}", rank, state_->first_rank,
                                                       state_->first_rank + state_->count - 1));
   }
-  if (!state_->is_over()) return std::nullopt;
-  const internal::RankTimes& own = state_->ranks.get()[local];
-  if (own.lost != 0) return std::nullopt;
+  const std::optional<internal::RankTimes> own = state_->read(local);
+  if (!own.has_value() || own->lost != 0) return std::nullopt;
   constexpr double kMs = 1e-6;
   CallTimes times;
-  if (own.workers > 0) times.exposed_dispatch_ms = kMs * static_cast<double>(own.first_waits_ns) / own.workers;
-  times.sum_ms = kMs * static_cast<double>(own.sum_ns);
-  times.wait_ms = times.exposed_dispatch_ms + kMs * static_cast<double>(own.arrival_ns);
+  if (own->workers > 0) times.exposed_dispatch_ms = kMs * static_cast<double>(own->first_waits_ns) / own->workers;
+  times.sum_ms = kMs * static_cast<double>(own->sum_ns);
+  times.wait_ms = times.exposed_dispatch_ms + kMs * static_cast<double>(own->arrival_ns);
+  times.call_ms = kMs * static_cast<double>(own->call_ns);
+  times.runs = own->runs;
   return times;
 }
 

@@ -170,6 +170,14 @@ class RankProcess {
     return count > 0;
   }
 
+  // All lines but the last, which may be why the process fails.
+  void print_lines() {
+    const std::size_t before = text_.size() < 2 ? std::string::npos : text_.rfind('\n', text_.size() - 2);
+    if (before == std::string::npos) return;
+    std::cerr << std::string_view(text_).substr(0, before + 1) << std::flush;
+    text_.erase(0, before + 1);
+  }
+
   // As waitpid() gives it.
   int wait() {
     int status = 0;
@@ -246,8 +254,10 @@ int wait_for(std::vector<RankProcess>& processes, HeldSignals& signals, const st
       pollfd& end = open[2 * rank + 1];
       const bool ended = end.fd >= 0 && end.revents != 0;
       if (messages.fd >= 0 && messages.revents != 0 && !process.read_messages()) messages.fd = -1;
+      process.print_lines();
       if (!ended) continue;
       for (int more = kMaxReads; more > 0 && messages.fd >= 0 && process.read_messages();) --more;
+      process.print_lines();
       messages.fd = end.fd = -1;
       --running;
       const int status = process.wait();

@@ -1,7 +1,9 @@
 #pragma once
 
 #include <atomic>
+#include <cstring>
 #include <memory>
+#include <optional>
 
 #include "engine/call_times.h"
 #include "uniep/call_timer.h"
@@ -24,6 +26,7 @@ struct CallTimerState {
     RankTimes& own = ranks.get()[local];
     const uint32_t number = call;
     times.call = own.call;
+    times.runs = 1;
     own = times;
     std::atomic_ref(own.call).store(number, std::memory_order_release);
   }
@@ -32,6 +35,17 @@ struct CallTimerState {
       if (std::atomic_ref(ranks.get()[local].call).load(std::memory_order_acquire) != call) return false;
     }
     return call != 0;
+  }
+  // Empty also while a replay is writing it.
+  std::optional<RankTimes> read(int local) const {
+    if (!is_over()) return std::nullopt;
+    RankTimes& own = ranks.get()[local];
+    RankTimes copy;
+    std::memcpy(&copy, &own, sizeof(copy));
+    std::atomic_thread_fence(std::memory_order_acquire);
+    const bool whole = std::atomic_ref(own.runs).load(std::memory_order_relaxed) == copy.runs &&
+                       std::atomic_ref(own.call).load(std::memory_order_relaxed) == call && copy.call == call;
+    return whole ? std::optional(copy) : std::nullopt;
   }
 };
 

@@ -40,6 +40,7 @@ RankTimes rank_times(std::span<const TileEvent> events, int rank) {
   }
   RankTimes times{};
   times.sum_ns = call.sum_ns();
+  times.call_ns = call.call_ns();
   for (const auto& [worker, waits] : workers) {
     times.first_waits_ns += waits.total_ns(call);
     times.workers += waits.has_tiles() ? 1 : 0;

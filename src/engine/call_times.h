@@ -9,7 +9,7 @@ namespace uniep::internal {
 
 using program::RankTimes;
 
-// Of one rank's events among those of a call. `call` of what it gives is 0.
+// Of one rank's events among those of a call. `runs` and `call` of what it gives are 0.
 RankTimes rank_times(std::span<const TileEvent> events, int rank);
 
 }  // namespace uniep::internal

@@ -10,9 +10,11 @@ struct alignas(64) RankTimes {
   uint64_t first_waits_ns;  // of all workers, before tiles of the first GEMM
   uint64_t arrival_ns;      // from the end of the last GEMM tile until the last rows that a sum waited for had come
   uint64_t sum_ns;          // from there until the last sum's end
+  uint64_t call_ns;         // from when the first tile was waited for until the last one's end
   uint32_t workers;         // that have tiles of the first GEMM
   uint32_t lost;            // 1: not all tiles are known
-  uint32_t call;            // which one it was, written last
+  uint32_t runs;            // how often this was written of that call: 1, and once more with each replay of a graph
+  uint32_t call;            // which one it was: 0 while this is written, the last of all
 };
 
 struct TileSpan {
@@ -30,9 +32,11 @@ struct CallSpan {
   uint64_t begin_ns = ~uint64_t{0};
   uint64_t gemms_end_ns = 0;  // 0: no GEMM
   uint64_t sums_end_ns = 0;
+  uint64_t end_ns = 0;
 
   UNIEP_HOST_DEVICE void add(const TileSpan& tile) {
     if (tile.wait_begin_ns < begin_ns) begin_ns = tile.wait_begin_ns;
+    if (tile.end_ns > end_ns) end_ns = tile.end_ns;
     if (is_gemm(tile.stage) && tile.end_ns > gemms_end_ns) gemms_end_ns = tile.end_ns;
     if (tile.stage == Stage::kReduce && tile.end_ns > sums_end_ns) sums_end_ns = tile.end_ns;
   }
@@ -40,6 +44,7 @@ struct CallSpan {
   // Since when nothing hides the sums.
   UNIEP_HOST_DEVICE uint64_t bare_ns() const { return gemms_end_ns > 0 ? gemms_end_ns : begin_ns; }
   UNIEP_HOST_DEVICE uint64_t sum_ns() const { return sums_end_ns > bare_ns() ? sums_end_ns - bare_ns() : 0; }
+  UNIEP_HOST_DEVICE uint64_t call_ns() const { return end_ns > begin_ns ? end_ns - begin_ns : 0; }
   // How long behind the last GEMM a sum waited; 0 for one that did not.
   UNIEP_HOST_DEVICE uint64_t arrival_ns(const TileSpan& tile) const {
     constexpr uint64_t kShortestWaitNs = 1000;  // less is asking alone

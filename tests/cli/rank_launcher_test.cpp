@@ -5,6 +5,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
@@ -123,6 +125,41 @@ TEST(RankLauncher, AGrandchildThatHoldsStandardErrorIsNotWaitedFor) {
     if (!id.empty()) grandchildren += kill(std::stoi(id), SIGKILL) == 0 ? 1 : 0;
   }
   EXPECT_GE(grandchildren, 3);
+}
+
+// A last line may be a failure's, which is told once.
+TEST(RankLauncher, LinesComeWhileRanksRun) {
+  const TemporaryFolder folder;
+  std::array<int, 2> ends{};
+  ASSERT_EQ(pipe(ends.data()), 0);
+  const pid_t launcher = fork();
+  if (launcher == 0) {
+    dup2(ends[1], STDERR_FILENO);
+    close(ends[0]);
+    close(ends[1]);
+    launch_script(R"([ $RANK = 0 ] || exit 0
+                     printf "one\ntwo\n" >&2; until [ -e "$0/read" ]; do sleep 0.01; done; printf three >&2)",
+                  folder, 2);
+    _exit(0);
+  }
+  close(ends[1]);
+  std::string text;
+  std::array<char, 100> bytes{};
+  for (ssize_t count = 1; count > 0;) {
+    count = read(ends[0], bytes.data(), bytes.size());
+    text.append(bytes.data(), static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
+    if (text == "one\n") io::write_file(folder / "read", "");
+  }
+  close(ends[0]);
+  EXPECT_EQ(text, "one\ntwo\nthree");
+  int status = 0;
+  ASSERT_EQ(waitpid(launcher, &status, 0), launcher);
+  EXPECT_EQ(status, 0);
+
+  testing::internal::CaptureStderr();
+  expect_error(Status::kDevice, "rank 1: out of luck",
+               [&] { launch_script("[ $RANK = 0 ] || { printf 'chatter\nout of luck\n' >&2; exit 1; }", folder, 2); });
+  EXPECT_EQ(testing::internal::GetCapturedStderr(), "chatter\n");
 }
 
 TEST(RankLauncher, BadUsageIsNoRanksOwn) {

@@ -1,11 +1,12 @@
 // CallTimer on GPUs: what the kernel adds up is what the events of the same call give; no call waits for it; a rank
-// that is late is seen by the others; and what it costs. On GPU 0 with two virtual ranks and, where there are two GPUs,
-// on both. Exit status 77 without a Hopper GPU. Usage: gpu_call_timer_tests [--verbose] [--events]; --events: nothing
-// that depends on how long calls take, as under compute-sanitizer.
+// that is late is seen by the others; each replay of a graph is timed; and what it costs. On GPU 0 with two virtual
+// ranks and, where there are two GPUs, on both. Exit status 77 without a Hopper GPU. Usage: gpu_call_timer_tests
+// [--verbose] [--events]; --events: nothing that depends on how long calls take, as under compute-sanitizer.
 #include <chrono>
 #include <memory>
 
 #include "engine/call_timer_state.h"
+#include "tests/cuda/graph_functions.h"
 #include "tests/cuda/host_delay.h"
 #include "tests/cuda/small_layer.h"
 #include "uniep/call_timer.h"
@@ -76,6 +77,41 @@ class TimerTests {
                     std::to_string(own) + " ms on the late one, " + std::to_string(others) + " on the other");
   }
 
+  // On one GPU, a forward and its backward in one graph. A call outside of it has the same records, and its own times.
+  void replays() {
+    CallTimer forwards(group_), backwards(group_);
+    const GraphFunctions graphs;
+    CUgraph graph = nullptr;
+    CUgraphExec executable = nullptr;
+    CUstream stream = layers_[0]->stream();
+    const ScopedDevice scope(0);
+    check(graphs.begin_capture(stream, CU_STREAM_CAPTURE_MODE_THREAD_LOCAL), "cuStreamBeginCapture");
+    call_backward("fusion=layer", call_forward("fusion=layer", {.timer = &forwards}), {.timer = &backwards});
+    check(graphs.end_capture(stream, &graph), "cuStreamEndCapture");
+    check(graphs.instantiate(&executable, graph, 0), "cuGraphInstantiate");
+    bool right = !forwards.is_over() && !backwards.is_over();
+    std::vector<double> waits;
+    for (uint32_t replay = 1; replay <= 4; ++replay) {
+      check(graphs.launch(executable, stream), "cuGraphLaunch");
+      if (replay == 2) call_forward("fusion=pairs", {.timer = &timer_});
+      group_.synchronize();
+      right &= forwards.is_over() && backwards.is_over() && timer_.times(0)->runs == 1;
+      for (int rank = 0; rank < group_.ranks(); ++rank) {
+        const std::optional<CallTimes> forward = forwards.times(rank), backward = backwards.times(rank);
+        right &= forward.has_value() && backward.has_value();
+        if (!right) break;
+        right &= forward->runs == replay && backward->runs == replay && forward->call_ms > 0 && backward->call_ms > 0 &&
+                 forward->exposed_dispatch_ms > 0 && forward->sum_ms > 0;
+        if (rank == 0) waits.push_back(forward->wait_ms);
+      }
+    }
+    right &= waits.size() == 4 && waits[0] != waits[1] && waits[1] != waits[2] && waits[2] != waits[3];
+    results_.record(name_ + ": each replay of a graph is timed", right,
+                    waits.empty() ? "none" : std::to_string(waits.back()) + " ms waited in the last forward");
+    graphs.destroy_executable(executable);
+    graphs.destroy(graph);
+  }
+
   void cost() {
     const auto milliseconds = [&](const CallOptions& options) {
       std::vector<double> all;
@@ -128,8 +164,9 @@ class TimerTests {
       const internal::RankTimes expected = internal::rank_times(events, rank);
       const internal::RankTimes& got = timer_.state().ranks.get()[rank];
       equal &= got.first_waits_ns == expected.first_waits_ns && got.workers == expected.workers &&
-               got.arrival_ns == expected.arrival_ns && got.sum_ns == expected.sum_ns && got.lost == 0;
-      full &= got.workers > 0 && got.first_waits_ns > 0;
+               got.arrival_ns == expected.arrival_ns && got.sum_ns == expected.sum_ns &&
+               got.call_ns == expected.call_ns && got.lost == 0 && got.runs == 1;
+      full &= got.workers > 0 && got.first_waits_ns > 0 && got.call_ns > got.sum_ns;
       sums |= got.sum_ns > 0;
       const std::optional<CallTimes> times = timer_.times(rank);
       if (times.has_value()) {
@@ -164,6 +201,7 @@ int run(int argc, char** argv) {
   for (const std::vector<int>& devices : machines) {
     TimerTests tests(devices, results);
     tests.same_as_events();
+    if (devices[0] == devices[1]) tests.replays();
     if (events_alone) continue;
     tests.waits_for_nothing();
     if (devices[0] != devices[1]) tests.late_rank();

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "engine/call_timer_state.h"
 #include "engine/cuda/calls/engine.h"
 #include "engine/cuda/memory/block_cache.h"
 #include "engine/cuda/runtime/dynamic_library.h"
@@ -24,6 +25,7 @@
 #include "support/fake_cuda.h"
 #include "support/layer_arrays.h"
 #include "support/loaded_fake_cuda.h"
+#include "uniep/call_timer.h"
 #include "uniep/exchange.h"
 
 namespace uniep::test {
@@ -96,7 +98,8 @@ class Calls {
     if (step == Step::kBackwardNow || step == Step::kBackwardLater) run(Step::kForward);
   }
 
-  void run(Step step) {
+  // `timer`: of a forward.
+  void run(Step step, CallTimer* timer = nullptr) {
     const LayerConfig& config = layer_.config;
     switch (step) {
       case Step::kConstruct:
@@ -107,7 +110,7 @@ class Calls {
         placement_ = place(*group_, config.shape, arrays_.routings, step == Step::kPlace ? kCapacity : Capacity{});
         return;
       case Step::kForward:
-        saved_ = forward(*group_, config, forward_, placement_, forwards_);
+        saved_ = forward(*group_, config, forward_, placement_, forwards_, {.timer = timer});
         return;
       case Step::kBackwardNow:
         backward(*group_, config, backward_, saved_, now_);
@@ -423,6 +426,24 @@ TEST(CudaGroup, TrimKeepsWhatACapturedCallLaunches) {
   EXPECT_GT(captured, 0);
   calls.group().trim();
   EXPECT_EQ(fake().modules(), captured);
+}
+
+// A replay may write there as long as the Group lives.
+TEST(CudaGroup, ATimersMemoryStaysWithACapturedCall) {
+  fake();
+  const RandomLayer layer = layer_of(40);
+  Calls calls(layer);
+  calls.prepare(Step::kForward);
+  const auto memory_of = [&](bool captured) {
+    CallTimer timer(calls.group());
+    fake().capture(captured ? 1 : 0);
+    calls.run(Step::kForward, &timer);
+    fake().capture(0);
+    return timer.state().ranks.get();
+  };
+  internal::RankTimes* const first = memory_of(false);
+  EXPECT_EQ(memory_of(true), first);
+  EXPECT_NE(memory_of(false), first);
 }
 
 TEST(CudaGroup, SynchronizeTellsAFailedCallBeforeItWaitsForReplays) {

@@ -64,6 +64,7 @@ TEST(RankTimes, SumsCountFromTheLastGemm) {
                                                          0);
   EXPECT_EQ(times.sum_ns, 7000u);
   EXPECT_EQ(times.arrival_ns, 4000u);  // the last sum has only asked
+  EXPECT_EQ(times.call_ns, 17'000u);
 }
 
 TEST(RankTimes, ARankWithoutRowsSumsFromItsBegin) {
@@ -71,7 +72,31 @@ TEST(RankTimes, ARankWithoutRowsSumsFromItsBegin) {
   EXPECT_EQ(times.sum_ns, 7000u);
   EXPECT_EQ(times.arrival_ns, 4000u);
   EXPECT_EQ(times.workers, 0u);
+  EXPECT_EQ(times.call_ns, 7000u);
   EXPECT_EQ(internal::rank_times({}, 0).sum_ns, 0u);
+  EXPECT_EQ(internal::rank_times({}, 0).call_ns, 0u);
+}
+
+// As a replay writes them: the number away, the times, the number.
+TEST(CallTimerState, GivesNothingWhileAReplayWrites) {
+  internal::CallTimerState state;
+  state.count = 1;
+  state.ranks = std::make_shared<internal::RankTimes>();
+  EXPECT_FALSE(state.read(0).has_value());
+  state.begin();
+  EXPECT_FALSE(state.read(0).has_value());
+  internal::RankTimes times{};
+  times.call_ns = 5;
+  state.write(0, times);
+  ASSERT_TRUE(state.read(0).has_value());
+  EXPECT_EQ(state.read(0)->call_ns, 5u);
+  EXPECT_EQ(state.read(0)->runs, 1u);
+  state.ranks->call = 0;
+  EXPECT_FALSE(state.is_over());
+  EXPECT_FALSE(state.read(0).has_value());
+  state.ranks->runs = 2;
+  state.ranks->call = state.call;
+  EXPECT_EQ(state.read(0)->runs, 2u);
 }
 
 class Timed : public ::testing::Test {
@@ -110,7 +135,10 @@ TEST_F(Timed, EveryFusionAndDirectionSaysWhatItsEventsSay) {
         EXPECT_DOUBLE_EQ(got->exposed_dispatch_ms,
                          1e-6 * static_cast<double>(expected.first_waits_ns) / expected.workers);
         EXPECT_DOUBLE_EQ(got->sum_ms, 1e-6 * static_cast<double>(expected.sum_ns));
+        EXPECT_DOUBLE_EQ(got->call_ms, 1e-6 * static_cast<double>(expected.call_ns));
+        EXPECT_EQ(got->runs, 1u);
         EXPECT_GT(got->exposed_dispatch_ms, 0);
+        EXPECT_GE(got->call_ms, got->sum_ms);
         EXPECT_GE(got->wait_ms, got->exposed_dispatch_ms);
         if (sums_show) {
           EXPECT_GT(got->sum_ms, 0);
@@ -152,15 +180,23 @@ TEST(CTimer, TimesTheNextCall) {
   PlacementHandle placement = layer.place(group.get());
   uniep_timer* timer = nullptr;
   expect_ok(uniep_timer_create(group.get(), &timer));
-  uniep_call_times times{sizeof(times), -1, -1, -1, -1};
+  uniep_call_times times{sizeof(times), -1, -1, -1, -1, -1, 7};
   expect_ok(uniep_timer_read(timer, 0, &times));
   EXPECT_EQ(times.state, UNIEP_TIMES_NOT_YET);
   EXPECT_EQ(times.wait_ms, 0);
+  EXPECT_EQ(times.runs, 0u);
   expect_ok(uniep_timer_start(timer));
   SavedHandle saved = layer.forward(group.get(), placement.get(), "auto");
   expect_ok(uniep_timer_read(timer, 1, &times));
   EXPECT_EQ(times.state, UNIEP_TIMES_KNOWN);
   EXPECT_GT(times.exposed_dispatch_ms, 0);
+  EXPECT_GT(times.call_ms, times.sum_ms);
+  EXPECT_EQ(times.runs, 1u);
+  uniep_call_times old{offsetof(uniep_call_times, call_ms), -1, -1, -1, -1, -1, 7};  // of version 0.1
+  expect_ok(uniep_timer_read(timer, 1, &old));
+  EXPECT_EQ(old.wait_ms, times.wait_ms);
+  EXPECT_EQ(old.call_ms, -1);
+  EXPECT_EQ(old.runs, 7u);
   const uniep_call_times first = times;
   layer.forward(group.get(), placement.get(), "auto");  // not timed
   expect_ok(uniep_timer_read(timer, 1, &times));

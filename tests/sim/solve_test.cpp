@@ -143,7 +143,9 @@ TEST_P(SolveBothWays, FindsWhatLookingAtEachAloneFinds) {
     tune::for_each_point(request, [&](const Schedule& schedule) {
       ++points;
       best = std::min(best, tune::estimate(problem, schedule).us);
-      if (points % 61 == 0) EXPECT_TRUE(validate(schedule, scheduled(request)).empty()) << to_text(schedule);
+      if (points % 61 == 0) {
+        EXPECT_TRUE(validate(schedule, scheduled(request)).empty()) << to_text(schedule);
+      }
       return true;
     });
     const Solution solution = tune::solve(request);

@@ -406,7 +406,7 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
                       state.targets[local].stream);
   }
   CallBinding binding = bind_call({state.asked, CallKind::kBackward, state.placement}, state.inputs);
-  if (is_timed(call.options)) call.options.timer->state().begin();
+  begin_timing(call.options);
   run(binding, state.inputs, {state.bindings, *state.programs, state.streams},
       [&](DeviceQueue& queue, const RankCall* calls, int, CUstream stream) {
         state.saved.used_up |= call.use.last_use;

@@ -202,17 +202,15 @@ class CudaEngine final : public internal::Engine {
   ProgramRequest exchange_request(const LayerConfig& config, const Schedule& schedule, ProgramPart part) const;
   void run_exchange(const ProgramRequest& asked, CallKind kind, const Placement& placement,
                     const std::vector<CUstream>& streams, std::vector<RankBinding> bindings);
-  // Behind a call's launches on one device.
-  // GroupOptions::nan_on_overflow.
+  // The next three behind a call's launches on one device. GroupOptions::nan_on_overflow.
   void mark_empty(DeviceQueue& queue, const std::vector<RankBinding>& bindings,
                   const std::vector<DeviceProgram>& programs, int64_t hidden, CUstream stream) const;
   void make_dense_dprobs(DeviceQueue& queue, const std::vector<RankBinding>& bindings,
                          const std::vector<DeviceProgram>& programs, CUstream stream) const;
-  void read_events(std::vector<TileEvent>& events, const std::vector<DeviceProgram>& programs);
-  bool is_timed(const CallOptions& options) const { return options.timer != nullptr && capture_ == 0; }
-  bool records(const CallOptions& options) const { return options.events != nullptr || is_timed(options); }
-  // Behind a call's launches on one device.
   void time_call(const CallOptions& options, DeviceQueue& queue, CUstream stream) const;
+  void begin_timing(const CallOptions& options);
+  static bool records(const CallOptions& options) { return options.events != nullptr || options.timer != nullptr; }
+  void read_events(std::vector<TileEvent>& events, const std::vector<DeviceProgram>& programs);
   void poison(void* memory, std::size_t bytes, int device, CUstream stream) const;
   int failed_rank() const;  // of the local ones, whose wait ran out since recover(); -1: none
   void throw_noticed_failures();
@@ -246,6 +244,7 @@ class CudaEngine final : public internal::Engine {
   std::vector<TileRecords> records_;           // of local ranks
   std::shared_ptr<TimesMemory> times_memory_;  // of CallTimers
   std::vector<DeviceBlock> kept_;              // what captured calls point to
+  std::vector<std::shared_ptr<internal::RankTimes>> kept_times_;
   std::vector<std::weak_ptr<internal::SymmetricBlock>> buffers_;
   std::vector<std::shared_ptr<internal::SymmetricBlock>> kept_buffers_;
   uint32_t next_buffer_ = 1;

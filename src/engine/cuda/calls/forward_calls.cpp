@@ -123,7 +123,7 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
           });
   for (std::size_t local = 0; local < state.bindings.size(); ++local) bind(state, local);
   CallBinding binding = bind_call({state.asked, CallKind::kForward, state.placement}, state.inputs);
-  if (is_timed(call.options)) call.options.timer->state().begin();
+  begin_timing(call.options);
   run(binding, state.inputs, {state.bindings, *state.programs, state.streams},
       [&](DeviceQueue& queue, const RankCall* calls, int, CUstream stream) {
         launch_all(state.asked, state.programs->front().program, queue, calls, stream);

@@ -1,5 +1,6 @@
 // Contract: one CTA behind a call's launches, in the order of its stream. Adds up what the agents of a rank wrote down
-// (TileRecord) as program/call_times.h says, and tells the host: RankTimes in its memory, `call` last.
+// (TileRecord) as program/call_times.h says, and tells the host: RankTimes in its memory, which it may read at any
+// time, so `call` is 0 meanwhile.
 #include "engine/cuda/device/arguments/call_times_arguments.h"
 #include "engine/cuda/device/ptx/common.h"
 
@@ -11,7 +12,7 @@ using program::TileSpan;
 using SharedWord = unsigned long long;  // as atomics take it
 
 struct TimesStorage {
-  SharedWord begin, gemms_end, sums_end, arrival, waits;
+  SharedWord begin, gemms_end, sums_end, end, arrival, waits;
   uint32_t workers, lost;
 };
 
@@ -51,6 +52,7 @@ UNIEP_DEVICE void find_span(const CallTimesArguments& args, TimesStorage& shared
   atomicMin(&shared.begin, own.begin_ns);
   atomicMax(&shared.gemms_end, own.gemms_end_ns);
   atomicMax(&shared.sums_end, own.sums_end_ns);
+  atomicMax(&shared.end, own.end_ns);
 }
 
 UNIEP_DEVICE void add_waits(const CallTimesArguments& args, const CallSpan& call, TimesStorage& shared) {
@@ -73,25 +75,35 @@ UNIEP_DEVICE void add_waits(const CallTimesArguments& args, const CallSpan& call
   atomicMax(&shared.arrival, arrival);
 }
 
-extern "C" __global__ void __launch_bounds__(kCallTimesThreads)
-    uniep_call_times(const __grid_constant__ CallTimesArguments args) {
-  __shared__ TimesStorage shared;
-  if (ptx::thread_index() == 0) shared = {~0ull, 0, 0, 0, 0, 0, 0};
-  __syncthreads();
-  find_span(args, shared);
-  __syncthreads();
-  const CallSpan call{shared.begin, shared.gemms_end, shared.sums_end};
-  add_waits(args, call, shared);
-  __syncthreads();
-  if (ptx::thread_index() != 0) return;
+UNIEP_DEVICE void tell_host(const CallTimesArguments& args, const CallSpan& call, const TimesStorage& shared) {
   program::RankTimes& times = *args.times;
+  volatile uint32_t& number = times.call;
+  const uint32_t runs = number == args.call ? times.runs + 1 : 1;
+  number = 0;
+  __threadfence_system();
   times.first_waits_ns = shared.waits;
   times.arrival_ns = shared.arrival;
   times.sum_ns = call.sum_ns();
+  times.call_ns = call.call_ns();
   times.workers = shared.workers;
   times.lost = shared.lost;
+  times.runs = runs;
   __threadfence_system();
-  *const_cast<volatile uint32_t*>(&times.call) = args.call;
+  number = args.call;
+}
+
+extern "C" __global__ void __launch_bounds__(kCallTimesThreads)
+    uniep_call_times(const __grid_constant__ CallTimesArguments args) {
+  __shared__ TimesStorage shared;
+  if (ptx::thread_index() == 0) shared = {~0ull, 0, 0, 0, 0, 0, 0, 0};
+  __syncthreads();
+  find_span(args, shared);
+  __syncthreads();
+  const CallSpan call{shared.begin, shared.gemms_end, shared.sums_end, shared.end};
+  add_waits(args, call, shared);
+  __syncthreads();
+  if (ptx::thread_index() != 0) return;
+  tell_host(args, call, shared);
 }
 
 }  // namespace uniep::cuda
