@@ -138,7 +138,9 @@ TEST(RankLauncher, LinesComeWhileRanksRun) {
     close(ends[0]);
     close(ends[1]);
     launch_script(R"([ $RANK = 0 ] || exit 0
-                     printf "one\ntwo\n" >&2; until [ -e "$0/read" ]; do sleep 0.01; done; printf three >&2)",
+                     printf "one\ntwo\n" >&2
+                     tries=0; until [ -e "$0/read" ] || [ $tries = 1000 ]; do sleep 0.01; tries=$((tries + 1)); done
+                     printf three >&2)",
                   folder, 2);
     _exit(0);
   }
