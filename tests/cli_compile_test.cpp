@@ -3,6 +3,7 @@
 
 #include <filesystem>
 
+#include "io/file.h"
 #include "support/command.h"
 #include "support/temporary_folder.h"
 
@@ -76,6 +77,8 @@ TEST(CompileCommand, SaysWhatItCanNotDo) {
   expect_refusal({"compile", "--ranks", "16", "--out", (folder / "kernels").string()}, 2,
                  "ranks: 16; the cuda engine runs 1 to 8");
   expect_refusal(combine("/proc/kernels"), 1, "folder: '/proc/kernels' can not be written");
+  io::write_file(folder / "file", "");
+  expect_refusal(combine(folder / "file"), 1, "file' can not be written");
   EXPECT_FALSE(fs::exists(folder / "kernels"));
 }
 

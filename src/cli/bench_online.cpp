@@ -11,6 +11,7 @@
 #include "api/machine_name.h"
 #include "cli/chosen_schedule.h"
 #include "cli/device_arrays.h"
+#include "cli/launch_options.h"
 #include "cli/layer_inputs.h"
 #include "cli/layer_runner.h"
 #include "cli/options.h"
@@ -29,22 +30,12 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-GroupOptions online_options(const BenchRequest& request) {
-  GroupOptions options;
-  options.engine = request.layer.engine;
-  options.ranks = request.layer.ranks;
-  options.workers = request.layer.workers;
-  options.devices = request.devices;
-  options.launch = request.launch;
-  return options;
-}
-
 class OnlineJob {
  public:
   OnlineJob(const BenchRequest& request, const OnlineBench& online)
       : layer_(request.layer),
         online_(online),
-        group_(online_options(request)),
+        group_(make_group(request.layer, request.devices, request.launch)),
         data_(make_layer_data(layer_, {}, false, {group_.first_local_rank(), group_.local_ranks()})),
         begin_(begin_schedule()),
         sequential_(sequential_schedules({begin_, {}}, layer_.config(), group_.machine()).forward),

@@ -58,4 +58,20 @@ bool launched_ranks(const LaunchOptions& options, const std::string& name, const
   return false;
 }
 
+Group make_group(const LayerOptions& layer, const std::vector<int>& devices, Launch launch) {
+  GroupOptions options;
+  options.engine = layer.engine;
+  options.ranks = layer.ranks;
+  options.workers = layer.workers;
+  options.devices = devices;
+  options.launch = launch;
+  Group group(options);
+  if (group.engine() == EngineKind::kCpu && !devices.empty()) {
+    throw Error(
+        Status::kInvalidArgument,
+        fmt::format("--devices: {} names GPUs, and the engine is cpu; must be left out", fmt::join(devices, ",")));
+  }
+  return group;
+}
+
 }  // namespace uniep::cli

@@ -25,4 +25,7 @@ void add_launch_option(CLI::App& app, LaunchOptions& options);
 bool launched_ranks(const LaunchOptions& options, const std::string& name, const std::vector<int>& devices,
                     LayerOptions& layer);
 
+// The group that a command's ranks are. Throws Error(kInvalidArgument) for GPUs where the engine is the cpu.
+Group make_group(const LayerOptions& layer, const std::vector<int>& devices, Launch launch);
+
 }  // namespace uniep::cli

@@ -117,6 +117,13 @@ void set_saves(PartialSchedule& schedule, SaveWay way) {
   schedule.set("save.z", keeps_z ? "keep" : "recompute");
 }
 
+void LayerOptions::require_tokens(std::string_view what) const {
+  const std::vector<int64_t> all = tokens();
+  if (std::all_of(all.begin(), all.end(), [](int64_t one) { return one == 0; })) {
+    refuse_value("--tokens", "0", fmt::format("more than 0 on some rank with {}", what));
+  }
+}
+
 std::vector<int64_t> LayerOptions::tokens() const {
   if (tokens_given.size() == 1) return std::vector<int64_t>(ranks, tokens_given[0]);
   if (tokens_given.size() != static_cast<std::size_t>(ranks)) {

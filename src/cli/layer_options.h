@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "cli/parser_forward.h"
@@ -37,6 +38,8 @@ struct LayerOptions {
 
   // T of each rank. Throws Error(kInvalidArgument) where the list has another length than there are ranks.
   std::vector<int64_t> tokens() const;
+  // Throws Error(kInvalidArgument) where no rank has a token. `what`: the option that needs some, and why.
+  void require_tokens(std::string_view what) const;
   bool routing_is_file() const;
   LayerConfig config() const { return {shape, numerics}; }
 

@@ -47,27 +47,6 @@ struct RunOptions {
 constexpr int kMaxRepeats = 1'000'000;
 constexpr int kComparedCalls = 5;
 
-GroupOptions group_options(const RunOptions& options) {
-  GroupOptions group;
-  group.engine = options.layer.engine;
-  group.ranks = options.layer.ranks;
-  group.workers = options.layer.workers;
-  group.devices = options.devices;
-  group.launch = options.launch.launch;
-  return group;
-}
-
-Group make_group(const RunOptions& options) {
-  Group group(group_options(options));
-  if (group.engine() == EngineKind::kCpu && !options.devices.empty()) {
-    throw Error(Status::kInvalidArgument,
-                fmt::format("--devices: {} names GPUs, and the engine is cpu; must be left out",
-                            fmt::join(options.devices, ",")));
-  }
-  group.implementation().disturb({.shuffle_seed = options.shuffle});
-  return group;
-}
-
 // This process's ranks; all of them where their results are checked.
 RankRange held_ranks(const RunOptions& options, const Group& group) {
   if (options.check) return {0, group.ranks()};
@@ -187,7 +166,8 @@ void open_tensors(const RunOptions& options, const RunReport& report, const Laye
 }
 
 int run_group(const RunOptions& given) {
-  Group group = make_group(given);
+  Group group = make_group(given.layer, given.devices, given.launch.launch);
+  group.implementation().disturb({.shuffle_seed = given.shuffle});
   const bool reports = group.first_local_rank() == 0;
   const RunOptions options = reports ? given : without_outputs(given);
   OutputFile trace_file("--trace", reports ? options.trace : "");

@@ -167,6 +167,7 @@ int run_simulate(const SimulateCommandOptions& options) {
   if (options.limit_ghz > 0 && options.state == sim::State::kPaused) {
     refuse_value("--limit-clock", fmt::format("{:g}", options.limit_ghz), "left out with --state paused");
   }
+  if (!options.report.empty()) options.layer.require_tokens("--report, whose timelines would be empty");
   const sim::MachineDescription machine = load_machine(options.machine);
   const LayerOptions& layer = options.layer;
   const Machine target = target_machine(layer, machine);

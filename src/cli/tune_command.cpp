@@ -313,13 +313,7 @@ std::string table_of(const TunedDirection& tuned) {
 }
 
 int tune_group(TuneOptions options) {
-  GroupOptions wanted;
-  wanted.engine = options.layer.engine;
-  wanted.ranks = options.layer.ranks;
-  wanted.workers = options.layer.workers;
-  wanted.devices = options.devices;
-  wanted.launch = options.launch.launch;
-  Group group(wanted);
+  Group group = make_group(options.layer, options.devices, options.launch.launch);
   agree_on_options(options, group);
   options.description = description_of(options, group);
   const bool reports = group.first_local_rank() == 0;
@@ -354,6 +348,7 @@ int tune_group(TuneOptions options) {
 }
 
 int run_tune(TuneOptions options) {
+  if (!options.report.empty()) options.layer.require_tokens("--report, whose timelines would be empty");
   if (launched_ranks(options.launch, "uniep tune", options.devices, options.layer)) return 0;
   return tune_group(std::move(options));
 }

@@ -115,6 +115,26 @@ TEST(BadUsage, CudaWhereThereIsNone) {
   }
 }
 
+// Each command that may have either engine.
+TEST(BadUsage, GpusBesideTheCpuEngine) {
+  const Arguments small = {"--engine", "cpu",     "--ranks",   "2",         "--tokens",
+                           "8",        "--shape", "64,32,8,2", "--devices", "0,1"};
+  for (const Arguments& command : {Arguments{"run"}, Arguments{"tune", "--budget", "1"},
+                                   Arguments{"bench", "--op", "layer", "--tune", "online", "--steps", "1"}}) {
+    expect_failure(join(command, small), 2, {"--devices: 0,1 names GPUs, and the engine is cpu"});
+  }
+}
+
+TEST(BadUsage, APageOfNoTokens) {
+  const TemporaryFolder folder;
+  for (const Arguments& command : {Arguments{"tune", "--engine", "cpu"}, Arguments{"simulate"}}) {
+    expect_failure(join(command, {"--ranks", "2", "--tokens", "0,0", "--shape", "64,32,8,2", "--report",
+                                  (folder / "page.html").string()}),
+                   2, {"--tokens: '0'; must be more than 0 on some rank with --report"});
+  }
+  EXPECT_EQ(folder.entries(), 0U);
+}
+
 TEST(MemoryLimit, LeavesThePageCacheOut) {
   const TemporaryFolder folder;
   const auto write = [&](const char* name, const std::string& text) { io::write_file(folder / name, text); };

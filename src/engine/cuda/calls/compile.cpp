@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <filesystem>
 
 #include "engine/cuda/calls/call_kernels.h"
 #include "engine/cuda/calls/exchange_request.h"
@@ -52,7 +53,9 @@ void require_room(const cuda::KernelCache& cache, const std::vector<cuda::Kernel
   });
   if (complete) return;
   cache.make_folder();
-  if (::access(cache.directory().c_str(), W_OK) != 0) refuse_folder(cache.directory());
+  std::error_code error;
+  const bool is_folder = std::filesystem::is_directory(cache.directory(), error);
+  if (!is_folder || ::access(cache.directory().c_str(), W_OK) != 0) refuse_folder(cache.directory());
 }
 
 }  // namespace

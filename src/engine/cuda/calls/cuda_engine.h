@@ -202,7 +202,7 @@ class CudaEngine final : public internal::Engine {
   ProgramRequest exchange_request(const LayerConfig& config, const Schedule& schedule, ProgramPart part) const;
   void run_exchange(const ProgramRequest& asked, CallKind kind, const Placement& placement,
                     const std::vector<CUstream>& streams, std::vector<RankBinding> bindings);
-  // The next three behind a call's launches on one device. GroupOptions::nan_on_overflow.
+  // The next three behind a call's launches on one device. mark_empty: GroupOptions::nan_on_overflow.
   void mark_empty(DeviceQueue& queue, const std::vector<RankBinding>& bindings,
                   const std::vector<DeviceProgram>& programs, int64_t hidden, CUstream stream) const;
   void make_dense_dprobs(DeviceQueue& queue, const std::vector<RankBinding>& bindings,
