@@ -46,7 +46,8 @@ typedef struct uniep_tuner_options {
   const uniep_tuner_layer* layers;
   int32_t layer_count;
   /* Of the processes that call the layers together, and how many these are; a process may hold all ranks of a group. 0
-   * and 0: what the group is, with a process a rank its rank and ranks, else 0 and 1. */
+   * and 0: what the group is, with a process a rank its rank and ranks, else 0 and 1. Of several processes with a group
+   * of one rank each the longest time of a call counts, since none waits for another; else the shortest. */
   int32_t rank;
   int32_t ranks;
   void* context;

@@ -94,6 +94,9 @@ struct TunerOptions {
   std::function<Preparation(int layer, Direction direction, const Schedule& candidate)> prepare;
   // Candidates beside an incumbent, the most promising first; null: the library's own. Rank 0's count.
   std::function<std::vector<Schedule>(int layer, Direction direction, const Schedule& incumbent)> candidates;
+  // Whether calls of the ranks do not wait for each other, as where a framework sends the rows: then the longest of
+  // their times counts. Else the shortest, which is that of the rank that came last and waited for nobody.
+  bool calls_alone = false;
   // How long a call takes in proportion to others of its layer, by the rows of the busiest rank and of the mean; null:
   // the closed form of docs/solver.md on cuda, the rows of all ranks on cpu.
   std::function<double(int layer, Direction direction, double busiest_rows, double mean_rows)> forecast;

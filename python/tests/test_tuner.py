@@ -17,7 +17,7 @@ from uniep import tuner as tuner_module
 
 
 def test_trainings_on_two_processes():
-    assert "10 checks passed on 2 ranks" in run_ranks(2, HERE / "tuner_checks.py")
+    assert "13 checks passed on 2 ranks" in run_ranks(2, HERE / "tuner_checks.py")
 
 
 def test_trainings_on_one(scratch):

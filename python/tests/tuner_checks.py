@@ -106,6 +106,59 @@ def check_a_group_that_was_aborted(folder):
         assert not tuner.frozen and tuner._groups == []
 
 
+def check_recover_begins_anew(folder):
+    """Behind an error that ranks heard of in other calls: rank 0 in one that was planned, the others before theirs."""
+    expected, failed = train(), []
+
+    def fail(group):
+        own = next((own for own in tuner._groups if own.group is group), None)
+        if failed or own is None or own.steps < 6:
+            return
+        failed.append(own)
+        if group.rank == 0:
+            own.plan(own.layers[0].call, "forward", types.SimpleNamespace())
+        group.recover()
+
+    with uniep.Tuner(budget=1, folder="") as tuner:
+        assert_same_bytes(train(tuner, after_step=fail), expected)
+        assert failed and [own.steps for own in tuner._groups] == [_STEPS - 6]
+        assert agreed(tuner.spent.tried_calls) > 0
+
+
+def check_autotune_and_stats(folder):
+    """What autotune() times is no trial, and what it finds is tuned from then on; stats() has what ran."""
+    layer = uniep.MoELayer(hidden=64, intermediate=32, num_experts=8, topk=2)
+    tried = []
+
+    def measure(group):
+        if len(tried) == 0 and tuner.spent.tried_calls > 0:
+            tried.append(tuner.spent.tried_calls)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(uniep.tuner._OfGroup, "plan", None)
+                uniep.autotune(layer, tokens=24, seconds=0.1)
+
+    uniep.record_stats()
+    with uniep.Tuner(budget=1, folder="") as tuner:
+        train(tuner, after_step=measure)
+        train(tuner)
+        assert tried and tuner.spent.tried_calls > 0
+        whole = {schedule.count("=") for schedule in tuner.incumbents().values()}
+        assert {one.schedule.count("=") for one in uniep.stats()} == whole, uniep.stats()
+    uniep.record_stats(False)
+    layer.experts.group.tuned.clear()
+
+
+def check_an_interrupt_in_a_check_leaves_it(folder):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch, uniep.Tuner(budget=1, folder="") as tuner:
+        patch.setattr(candidate_check.CandidateCheck, "check", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            train(tuner)
+        assert not [one for one in tuner.decisions if one.verdict == "failed"]
+
+
 def check_until_and_optimizer(folder):
     expected = train(steps=12)
     with uniep.Tuner(budget=1, folder="", until=6, before_optimizer=True) as tuner:

@@ -95,6 +95,19 @@ def check_no_false_alarm(rank: int, ranks: int) -> None:
     assert all(counts.values()), counts
 
 
+def check_what_was_noted_before_an_error_is_dropped(rank: int, ranks: int) -> None:
+    """It may be what no result is; the step is repeated."""
+    layer = random_layer(1, ranks)
+    weights = layer.local(rank, ranks)
+    with uniep.Verifier(every=1, budget=1) as verifier:
+        run_moe(layer, rank, weights)
+        for sums in verifier._noted.made.values():
+            sums += 1
+        uniep.Group().recover()
+        run_moe(layer, rank, weights)
+        assert verifier._noted is not None and not verifier.step() and verifier.checks == 1
+
+
 def check_a_checkpoint_that_routes_otherwise(rank: int, ranks: int) -> None:
     layer = make_layer([40 + rank for rank in range(ranks)])
     x, ids = layer.x[rank].clone().requires_grad_(), layer.ids[rank]

@@ -64,7 +64,7 @@ class Call(typing.NamedTuple):
         route.spans = spans()
         rows, lacking = self.made(lambda: route.send(rows_of(x)), x)
         trial = trials.plan(self, "forward", route)
-        with watch(self, "forward", route), trial:
+        with watch(self, "forward", route, trial.schedule or self.schedules[0]), trial:
             y, saved = self.group.engine.forward(
                 route.config(numerics=self.numerics),
                 trial.schedule or self.schedules[0],
@@ -131,7 +131,7 @@ class Call(typing.NamedTuple):
         lacking = lacking or more or no_copy
         trial = trials.plan(self, "backward", route)
         schedules = self.schedules if trial.schedule is None else (self.schedules[0], trial.schedule)
-        with watch(self, "backward", route), trial:
+        with watch(self, "backward", route, schedules[1]), trial:
             dx = self.group.engine.backward(
                 route.config(self.weight_gradient, self.numerics),
                 schedules,

@@ -14,7 +14,7 @@ import weakref
 import torch
 import torch.distributed as dist
 
-from uniep import capture, communicators, cuda_libraries, library, peers, reserved_sms, tuning
+from uniep import capture, communicators, cuda_libraries, library, peers, rerun, reserved_sms, trials, tuning
 from uniep.engine import Engine
 from uniep.errors import DeviceError, Unsupported
 
@@ -253,8 +253,9 @@ class Group(metaclass=_Cached):
             _tell_transport(self)
 
     def _first_engine(self, transport: str, options: dict[str, typing.Any], communicator: str) -> Engine:
-        """Where "auto" had the native transport tried in vain, that of torch with its reason. Collective."""
-        if transport != "auto" or self.transport != "native" or self.size == 1 or communicator == "borrow":
+        """Where "auto" had the native transport tried in vain, that of torch with its reason. Collective: all ranks
+        have one, or an error."""
+        if self.transport != "native" or self.size == 1:
             return self._make_engine(options, communicator)
         made, error = None, None
         try:
@@ -266,21 +267,25 @@ class Group(metaclass=_Cached):
         falls_back = isinstance(error, DeviceError | Unsupported)
         own = None if error is None else (falls_back, " ".join(str(error).split()))
         try:
-            failed = [
-                one for one in peers.gather_objects(self, own, "whether the ranks have the native transport") if one
-            ]
+            reasons = peers.gather_objects(self, own, "whether the ranks have the native transport")
         except TimeoutError:
             if error is not None:
                 raise error from None
             raise
-        if failed and all(may for may, _ in failed):
+        failed = {rank: reason for rank, reason in enumerate(reasons) if reason}
+        may_fall_back = transport == "auto" and communicator != "borrow"
+        if failed and may_fall_back and all(may for may, _ in failed.values()):
             if made is not None:
                 made.close(waits=False)
-            self.transport, self.why = "torch", f"the GPUs have no native transport: {failed[0][1]}"
+            self.transport, self.why = "torch", f"the GPUs have no native transport: {next(iter(failed.values()))[1]}"
             return self._make_engine(options, communicator)
         if error is not None:
             raise error
-        return typing.cast(Engine, made)
+        made = typing.cast(Engine, made)
+        for rank, (_, reason) in failed.items():
+            made.close(waits=False)
+            raise DeviceError(f"group: rank {rank} has no native transport, and none goes on without it: {reason}")
+        return made
 
     def _make_engine(self, options: dict[str, typing.Any], communicator: str) -> Engine:
         options = options | {"ranks": 1}
@@ -392,6 +397,9 @@ class Group(metaclass=_Cached):
             raise TimeoutError(f"group: {gone}")
         self.engine.recover()
         self.failure = None
+        trials.forget(self)
+        if rerun.watcher is not None:
+            rerun.watcher.forget(self)
 
     def trim(self) -> None:
         """Gives back the memory and, on a GPU, the loaded kernels that are kept for later calls alone.

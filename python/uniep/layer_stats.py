@@ -19,7 +19,6 @@ if typing.TYPE_CHECKING:
     from uniep.handles import Owned
     from uniep.routes import Route
 
-_DIRECTIONS = ("forward", "backward")
 _KINDS = ("dispatch", "return", "sum")
 _KEPT = 2  # calls of a layer and direction whose end may still be awaited
 
@@ -36,7 +35,7 @@ class LayerStats(typing.NamedTuple):
         calls: since record_stats().
         rows: routed rows that this rank's experts received.
         rows_max_over_mean: the most rows of a rank over the mean of all ranks.
-        schedule: as it was given.
+        schedule: as it was given, or what a Tuner had it run under.
         fusion: "layer", "pairs" or "none", as the schedule resolves.
         fused: whether rows of other ranks travel in the launches that compute: the native transport, and some fusion.
         ms: of the library's call. On a GPU from its begin to its end on the stream.
@@ -208,20 +207,20 @@ def _note(found: list[Span], kind: str, device: torch.device) -> typing.Iterator
     found.append(Span(kind, begin, _moment(device)))
 
 
-def watch(call: Call, direction: str, route: Route) -> contextlib.AbstractContextManager[None]:
-    """Around one call of the library: a range of torch's profiler where that runs, and an entry of stats(). Calls that
-    check another one are not the layer's."""
+def watch(call: Call, direction: str, route: Route, schedule: bytes) -> contextlib.AbstractContextManager[None]:
+    """Around one call of the library under this schedule: a range of torch's profiler where that runs, and an entry of
+    stats(). Calls that check another one are not the layer's."""
     if rerun.running:
         return _nothing
     if not _recording and not torch.autograd.profiler._is_profiler_enabled:
         return _nothing
     if capture.is_capturing():  # events of a graph have no time, and replays pass by here
         return _nothing
-    return _watch(call, direction, route)
+    return _watch(call, direction, route, schedule)
 
 
 @contextlib.contextmanager
-def _watch(call: Call, direction: str, route: Route) -> typing.Iterator[None]:
+def _watch(call: Call, direction: str, route: Route, schedule: bytes) -> typing.Iterator[None]:
     layer = call.name
     with torch.autograd.profiler.record_function(f"uniep.{direction} ({layer})"):
         if not _recording:
@@ -234,5 +233,4 @@ def _watch(call: Call, direction: str, route: Route) -> typing.Iterator[None]:
         yield
         entry.calls += 1
         span = Span("library", begin, _moment(call.group.device))
-        text = call.schedules[_DIRECTIONS.index(direction)]
-        entry.waiting.append(_Finished(call.group, text, route, span, route.spans or []))
+        entry.waiting.append(_Finished(call.group, schedule, route, span, route.spans or []))

@@ -29,12 +29,12 @@ class Process(typing.NamedTuple):
     host: tuple[str, str, str]  # name, boot, namespace of process ids
     pid: int
     network: str = ""  # its namespace, in which the library's sockets are
-    user: int = 0
+    user: str = ""  # as the kernel has it: two user namespaces may both call theirs 0
 
 
 def own_process() -> Process:
     host = socket.gethostname(), _boot_id(), _namespace("pid")
-    return Process(host, os.getpid(), _namespace("net"), os.geteuid())
+    return Process(host, os.getpid(), _namespace("net"), f"{os.geteuid()} {_user_map()}")
 
 
 @contextlib.contextmanager
@@ -132,6 +132,13 @@ def _is_gone(pid: int) -> bool:
 def _boot_id() -> str:
     file = pathlib.Path("/proc/sys/kernel/random/boot_id")
     return file.read_text().strip() if file.exists() else ""
+
+
+def _user_map() -> str:
+    try:
+        return " ".join(pathlib.Path("/proc/self/uid_map").read_text().split())
+    except OSError:
+        return ""
 
 
 def _namespace(kind: str) -> str:

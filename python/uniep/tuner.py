@@ -223,6 +223,11 @@ class Tuner:
             own.close()
         return list(self._groups)
 
+    def _forget(self, group: Group) -> None:
+        for own in [own for own in self._groups if own.group is group]:
+            self._groups.remove(own)
+            own.close()
+
     def _before_optimizer(self, *_: object) -> None:
         if self._called:
             self.step()
@@ -271,7 +276,7 @@ class _OfGroup:
     def _call(self, function: Callable[..., int], *arguments: typing.Any) -> None:
         status = function(self.handle, *arguments)
         error, self.error = self.error, None
-        if status != 0 and error is not None:
+        if error is not None and (status != 0 or not isinstance(error, Exception)):
             raise error
         library.check(status)
 
@@ -531,6 +536,9 @@ class _OfGroup:
     def _check(
         self, _context: object, layer: int, direction: int, candidate: bytes, incumbent: bytes, result: typing.Any
     ) -> int:
+        if self.error is not None and not isinstance(self.error, Exception):  # of the check before
+            self._refused = result.contents.refused = b"this rank ends"
+            return 0
         try:
             equal, refused, milliseconds = self.layers[layer].check(_DIRECTIONS[direction], candidate, incumbent)
         except CapacityError as error:
@@ -541,6 +549,9 @@ class _OfGroup:
             self._refused = " ".join(str(error).split()).encode()
             result.contents.refused = self._refused
             return status_of(error)
+        except BaseException as error:  # such as Ctrl-C, of which no schedule is to blame; _call() raises it
+            self.error = error
+            equal, refused, milliseconds = False, "this rank ends", 0.0
         self._refused = refused.encode()
         result.contents.equal = equal
         result.contents.milliseconds = milliseconds

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 import torch
 
 import uniep
-from uniep import peers
+from uniep import peers, trials
 from uniep.layer_stats import Span, _moment
 from uniep.numerics import PLAIN, Numerics, read_numerics
 from uniep.schedules import encoded
@@ -320,7 +320,9 @@ def autotune(layer: Experts | MoELayer, tokens: int = 8192, seconds: float = 60,
         raise ValueError(f"tokens: {tokens}; must be 1 or more")
     if not 0 < seconds < float("inf"):
         raise ValueError(f"seconds: {seconds}; must be above 0, and finite")
-    return _Measurement(experts, tokens, topk).best(seconds)
+    pair = _Measurement(experts, tokens, topk).best(seconds)
+    trials.forget(experts.group)  # its calls run under others now
+    return pair
 
 
 class _Measurement:
@@ -344,6 +346,7 @@ class _Measurement:
             if weight is not None
         ]
 
+    @trials.suspended()
     def best(self, seconds: float) -> Pair:
         kind = self.group.device.type
         lists = [["auto", *_FORWARD[kind]], ["auto", *_BACKWARD[kind]]]

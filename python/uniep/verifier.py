@@ -207,6 +207,12 @@ class Verifier:
             self._target = self._noted = None
         self._group = group
 
+    def forget(self, group: Group) -> None:
+        """What was noted of its calls: one of them has failed, and this may have been what no result is."""
+        if self._noted is not None and self._noted.call.group is group:
+            self._noted = None
+        self._start = None
+
     def expert_in_turn(self, call: Call) -> int:
         local = call.shape[2] // call.group.size
         return self._turn // (2 * max(len(self._seen), 1)) % local

@@ -127,6 +127,7 @@ TunerOptions tuner_options(const uniep_tuner_options& given, Group& group) {
   options.rank = rank;
   options.ranks = ranks;
   options.exchange = exchange_of(given, ranks, group);
+  options.calls_alone = group.ranks() == 1 && ranks > 1;
   options.machine = machine;
   options.layers = converted(given.layers, given.layer_count, "options.layers",
                              [&](const uniep_tuner_layer& layer) { return tuner_layer(layer, machine); });

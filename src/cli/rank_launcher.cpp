@@ -6,6 +6,7 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/prctl.h>
+#include <sys/random.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -17,6 +18,7 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <cstring>
 #include <iostream>
 #include <string_view>
@@ -56,17 +58,22 @@ int meeting_port() {
   fail("finding a port for the ranks to meet", EADDRINUSE);
 }
 
+// Keeps apart those that run side by side, also in containers that share their network and have equal process ids.
+std::string job_name() {
+  std::array<uint64_t, 2> number{};
+  if (::getrandom(number.data(), sizeof(number), 0) != sizeof(number)) fail("naming the job", errno);
+  return fmt::format("uniep {:016x}{:016x}", number[0], number[1]);
+}
+
 // This process's environment with a rank's variables.
-std::vector<std::string> environment_of(int rank, int ranks, int port) {
-  const pid_t job = ::getpid();  // keeps apart those that run side by side
-  const std::array<std::pair<std::string, std::string>, 7> own = {
-      {{"RANK", std::to_string(rank)},
-       {"WORLD_SIZE", std::to_string(ranks)},
-       {"LOCAL_RANK", std::to_string(rank)},
-       {"LOCAL_WORLD_SIZE", std::to_string(ranks)},
-       {"TORCHELASTIC_RUN_ID", fmt::format("uniep {}", job)},
-       {"MASTER_ADDR", "127.0.0.1"},
-       {"MASTER_PORT", std::to_string(port)}}};
+std::vector<std::string> environment_of(int rank, int ranks, int port, const std::string& job) {
+  const std::array<std::pair<std::string, std::string>, 7> own = {{{"RANK", std::to_string(rank)},
+                                                                   {"WORLD_SIZE", std::to_string(ranks)},
+                                                                   {"LOCAL_RANK", std::to_string(rank)},
+                                                                   {"LOCAL_WORLD_SIZE", std::to_string(ranks)},
+                                                                   {"TORCHELASTIC_RUN_ID", job},
+                                                                   {"MASTER_ADDR", "127.0.0.1"},
+                                                                   {"MASTER_PORT", std::to_string(port)}}};
   std::vector<std::string> variables;
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string_view text = *variable;
@@ -277,15 +284,18 @@ void launch_ranks(const Command& command, const std::string& name, int ranks) {
   {
     HeldSignals signals;
     const int port = meeting_port();
+    const std::string job = job_name();
     std::vector<RankProcess> processes;
     for (int rank = 0; rank < ranks; ++rank) {
-      processes.emplace_back(command, environment_of(rank, ranks, port), signals.before());
+      processes.emplace_back(command, environment_of(rank, ranks, port, job), signals.before());
     }
     signal = wait_for(processes, signals, name);
     if (signal != 0) end_ranks(processes);
     for (const RankProcess& process : processes) std::cerr << process.text();
   }
-  if (signal != 0) ::raise(signal);
+  if (signal == 0) return;
+  ::raise(signal);
+  std::_Exit(128 + signal);  // the first process of a container is not ended by a signal of its own
 }
 
 }  // namespace uniep::cli

@@ -170,12 +170,13 @@ class Joining {
     }
   }
 
-  // A death ends the meeting. One that gave up has other reasons, such as its own time-out or a death in an earlier
-  // group, and is awaited again.
+  // A death ends the meeting, and what no waiting mends: another build, a second process of a rank, no more
+  // descriptors. One whose own time ran out, or that was told of a death in an earlier group, is awaited again.
   void look_at(MeshLink& link) {
     if (!link) return;
     const std::optional<MeshFailure> failure = link.failure();
     if (failure && failure->death != 0 && failure->news) throw MeshFailure(*failure);
+    if (failure && failure->death == 0 && failure->error.status() != Status::kTimeout) throw MeshFailure(*failure);
     // What one says that may have gone on is about the group, and it may have left it.
     if (failure && link.may_have_gone_on()) throw MeshFailure(*failure);
     if (!failure && (!link.left() || link.may_have_gone_on())) return;

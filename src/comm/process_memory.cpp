@@ -17,7 +17,6 @@ using cuda::driver;
 using cuda::ScopedDevice;
 
 constexpr CUmemAllocationHandleType kHandleType = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
-constexpr double kClearSeconds = 60;
 constexpr double kReportSeconds = 0.5;  // for a rank to say that its own device was not done in time
 
 CUmemLocation location_of(int device) {
@@ -105,10 +104,11 @@ class ProcessMemory final : public SymmetricMemory {
       : mesh_(std::move(mesh)), device_(device), own_ranks_{mesh_->rank()} {
     Descriptor file;
     Part own{bytes, 0, 0};
-    mesh_->agree(problem_in([&] {
+    const Problem problem = problem_in([&] {
       const ScopedDevice scope(device_);
       file = allocate(own);
-    }));
+    });
+    mesh_->agree(problem, mesh_->wait_seconds() + kReportSeconds);
     reach_peers(own, file, reinterpret_cast<void*>(own_.address()));
     if (verify) verify_peers();
   }
@@ -168,13 +168,14 @@ class ProcessMemory final : public SymmetricMemory {
     return exported(allocation);
   }
 
-  // In a stream of its own: the others' may be waiting for a peer.
-  static void clear(CUdeviceptr address, std::size_t size) {
+  // In a stream of its own: the others' may be waiting for a peer. With CUDA_DEVICE_MAX_CONNECTIONS=1 it may wait
+  // behind them all the same, for as long as any call may.
+  void clear(CUdeviceptr address, std::size_t size) const {
     CUstream stream = nullptr;
     check(driver().cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING), "clearing symmetric memory");
     const std::shared_ptr<CUstream_st> owned(stream, [](CUstream own) { driver().cuStreamDestroy(own); });
     check(driver().cuMemsetD8Async(address, 0, size, stream), "clearing symmetric memory");
-    wait_for_stream(stream, Deadline(kClearSeconds), "symmetric memory to be cleared");
+    wait_for_stream(stream, Deadline(mesh_->wait_seconds()), "symmetric memory to be cleared");
   }
 
   Descriptor find(void* base, Part& part) const {

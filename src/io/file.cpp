@@ -118,6 +118,7 @@ void remove_noted_temporaries(int signal) {
   ::sigaddset(&own, signal);
   ::pthread_sigmask(SIG_UNBLOCK, &own, nullptr);
   ::raise(signal);
+  ::_exit(128 + signal);  // the first process of a container is not ended by a signal of its own
 }
 
 }  // namespace

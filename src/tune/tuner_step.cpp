@@ -221,7 +221,8 @@ void Tuner::Implementation::apply_calls(std::size_t index, int64_t covered, cons
       if (report.milliseconds == kMissing && time.missing_on < 0) time.missing_on = static_cast<int>(rank);
       time.is_void |= report.milliseconds == kVoid;
       const double milliseconds = report.milliseconds;
-      time.milliseconds = rank == 0 ? milliseconds : std::min(time.milliseconds, milliseconds);
+      const double least = std::min(time.milliseconds, milliseconds), most = std::max(time.milliseconds, milliseconds);
+      time.milliseconds = rank == 0 ? milliseconds : options_.calls_alone ? most : least;
       busiest = std::max<double>(busiest, report.busiest_rows);
       mean = std::max<double>(mean, report.mean_rows);
     }

@@ -174,6 +174,36 @@ TEST(TunerRanks, ForecastsAreRankZerosOnAllRanks) {
   EXPECT_FALSE(first.starts_with("0 ")) << first;
 }
 
+// A candidate that is faster on the busy rank and slower on the idle one.
+TEST(TunerRanks, TheLongestTimeCountsWhereCallsDoNotWaitForEachOther) {
+  for (const bool alone : {false, true}) {
+    MadeUpJob job;
+    job.ranks = 2;
+    job.factors = {1, 1};
+    SharedMailboxes mailboxes(job.ranks);
+    std::vector<Process> processes;
+    for (int rank = 0; rank < job.ranks; ++rank) {
+      processes.emplace_back([&, rank](const Reporter& reporter) {
+        TunerOptions options = job_options(job, rank, std::make_shared<SharedExchange>(mailboxes, rank));
+        options.calls_alone = alone;
+        Tuner tuner(options);
+        for (int step = 0; step < 60; ++step) {
+          if (tuner.wants_round()) tuner.begin_round();
+          for (int call = 0; call < 20; ++call) {
+            const TunerCall planned = tuner.schedule(0, Direction::kForward);
+            const bool candidate = job_number(planned.schedule) == 1;
+            const double busy = candidate ? 8 : 10, idle = candidate ? 1.05 : 1;
+            tuner.measured(planned, {rank == 1 ? busy : idle, 1000, 1000});
+          }
+          tuner.step();
+        }
+        reporter.line(fmt::format("{}", job_number(tuner.incumbent(0, Direction::kForward))));
+      });
+    }
+    for (Process& process : processes) EXPECT_EQ(process.line(60), alone ? "1" : "0");
+  }
+}
+
 TEST(TunerRanks, OtherLayersAndMissingRanksAreNamedAndNothingHangs) {
   MadeUpJob job;
   job.ranks = 8;

@@ -380,6 +380,7 @@ std::shared_ptr<internal::PendingState> CudaEngine::backward(const internal::Bac
   const BesideCapture beside;
   const auto queueing = DeviceOrder::lock(gate());
   throw_noticed_failures();
+  const EndsQueueing ends(*this);
   BackwardState state(call, call_request(machine(), call.config, call.schedule, Direction::kBackward, call.use),
                       own_tables(*call.saved.state().placement.state()));
   state.again = recompute_request(machine(), call.config, call.schedule);
@@ -488,9 +489,12 @@ void CudaEngine::weight_gradients(const internal::WeightGradientsCall& call) {
     for (std::size_t local = 0; local < work.ranks.size(); ++local) {
       const int rank = first_local_rank() + static_cast<int>(local), device = ranks_.devices()[local];
       CUstream stream = among_calls ? leader_of(rank, streams) : streams[local];
+      Reader* reader = nullptr;
       if (!among_calls) {
         const ScopedDevice scope(device);
         check(driver().cuStreamWaitEvent(stream, work.made[local].get(), 0), "cuStreamWaitEvent");
+        reader = &readers_.emplace_back();
+        reader->work = work.shared_from_this();
       }
       for (const GemmStage stage : stages) {
         launch_weight_gradient(asked, {.program = work.programs[local],
@@ -503,11 +507,9 @@ void CudaEngine::weight_gradients(const internal::WeightGradientsCall& call) {
                                        .stream = stream});
       }
       launch_later_biases(call, local, stream);
-      if (among_calls) continue;
-      Reader& reader = readers_.emplace_back();
-      reader.work = work.shared_from_this();
-      reader.captured = capture_ != 0;
-      if (!reader.captured) reader.over.record(device, stream);
+      if (reader == nullptr || capture_ != 0) continue;
+      reader->over.record(device, stream);
+      reader->for_good = false;
     }
   };
   among_calls ? queue_call(streams, launch) : launch();

@@ -192,7 +192,7 @@ CudaEngine::~CudaEngine() {
     }
   }
   for (const Reader& reader : readers_) {
-    if (!reader.captured) driver().cuEventSynchronize(reader.over.get());
+    if (!reader.for_good) driver().cuEventSynchronize(reader.over.get());
   }
   queues_.clear();
   BackgroundCompiler::of_process().drop(this);
@@ -271,6 +271,18 @@ void CudaEngine::look_for_capture(const std::vector<CUstream>& streams) {
 void CudaEngine::begin_queueing(const std::vector<CUstream>& streams) {
   release_readers();
   for (const std::unique_ptr<DeviceQueue>& queue : queues_) queue->begin(streams_of(*queue, streams));
+  begun_ = streams;
+}
+
+void CudaEngine::end_failed_queueing() noexcept {
+  if (begun_.empty()) return;
+  for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
+    try {
+      queue->end(streams_of(*queue, begun_));
+    } catch (const std::exception&) {  // of a device that has failed
+    }
+  }
+  begun_.clear();
 }
 
 void CudaEngine::end_queueing(const std::vector<CUstream>& streams) {
@@ -278,18 +290,10 @@ void CudaEngine::end_queueing(const std::vector<CUstream>& streams) {
 }
 
 void CudaEngine::queue_call(const std::vector<CUstream>& streams, const std::function<void()>& launch) {
-  try {
-    launch();
-  } catch (...) {
-    for (const std::unique_ptr<DeviceQueue>& queue : queues_) {
-      try {
-        queue->end(streams_of(*queue, streams));
-      } catch (const std::exception&) {  // of a device that has failed
-      }
-    }
-    throw;
-  }
+  const EndsQueueing ends(*this);
+  launch();
   end_queueing(streams);
+  begun_.clear();
 }
 
 // ---- Placement
@@ -341,6 +345,7 @@ Placement CudaEngine::place(const LayerShape& shape, std::span<const Routing> ro
   GroupPlacer& own = placer();
   own.load_again();
   look_for_capture(streams);
+  const EndsQueueing ends(*this);
   begin_queueing(streams);
   if (capture_ != 0 && capacity.rows == 0) {
     throw Error(Status::kInvalidArgument, "capacity.rows: 0; in a CUDA graph rows need a fixed capacity");

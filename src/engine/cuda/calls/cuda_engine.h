@@ -170,6 +170,18 @@ class CudaEngine final : public internal::Engine {
   void look_for_capture(const std::vector<CUstream>& streams);
   void begin_queueing(const std::vector<CUstream>& streams);
   void end_queueing(const std::vector<CUstream>& streams);
+  void end_failed_queueing() noexcept;
+  // Where a call fails behind begin_queueing(), what it has queued comes before later calls all the same.
+  class EndsQueueing {
+   public:
+    explicit EndsQueueing(CudaEngine& engine) : engine_(engine) {}
+    ~EndsQueueing() { engine_.end_failed_queueing(); }
+    EndsQueueing(const EndsQueueing&) = delete;
+    EndsQueueing& operator=(const EndsQueueing&) = delete;
+
+   private:
+    CudaEngine& engine_;
+  };
   // What `launch` queues is a call, and so is what it has queued when it throws: recover() waits for it.
   void queue_call(const std::vector<CUstream>& streams, const std::function<void()>& launch);
 
@@ -229,9 +241,10 @@ class CudaEngine final : public internal::Engine {
   struct Reader {
     std::shared_ptr<const internal::PendingState> work;
     DeviceEvent over;
-    bool captured = false;  // into a graph, which may run them whenever it is replayed
+    // Where `over` was not recorded: launches have failed, or a graph runs them whenever it is replayed.
+    bool for_good = true;
 
-    bool is_over() const { return !captured && over.is_over(); }
+    bool is_over() const { return !for_good && over.is_over(); }
   };
 
   GroupOptions options_;
@@ -256,7 +269,8 @@ class CudaEngine final : public internal::Engine {
   uint32_t call_number_ = 0;
   std::atomic<unsigned> calls_given_up_ = 0;
   bool counted_ = false;  // the running call has that number; captured ones have none, and each rank may capture alone
-  uint64_t capture_ = 0;  // that the running call goes into
+  std::vector<CUstream> begun_;  // streams of the running call, from begin_queueing() until queue_call()
+  uint64_t capture_ = 0;         // that the running call goes into
   bool ever_captured_ = false;
   std::string lost_;  // why the ranks can not go on together
   int absent_ranks_ = 0;

@@ -56,6 +56,7 @@ void CudaEngine::run_exchange(const ProgramRequest& asked, CallKind kind, const 
   const BesideCapture beside;
   const auto queueing = DeviceOrder::lock(gate());
   throw_noticed_failures();
+  const EndsQueueing ends(*this);
   const ExchangeConfig config = exchange_config(asked);
   const KernelRequest kernel = cuda::exchange_request(config);
   const int bytes = exchange_shared_bytes(config);

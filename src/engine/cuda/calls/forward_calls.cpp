@@ -102,6 +102,7 @@ Saved CudaEngine::forward(const internal::ForwardCall& call) {
   const BesideCapture beside;
   const auto queueing = DeviceOrder::lock(gate());
   throw_noticed_failures();
+  const EndsQueueing ends(*this);
   ForwardState state(call, call_request(machine(), call.config, call.schedule, Direction::kForward),
                      own_tables(*call.placement.state()), first_local_rank());
   look_for_capture(state.streams);

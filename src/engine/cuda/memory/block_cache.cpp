@@ -77,6 +77,11 @@ void BlockCache::set_capture(uint64_t capture) {
   capture_ = capture;
 }
 
+bool BlockCache::is_capturing() const {
+  const std::lock_guard lock(mutex_);
+  return capture_ != 0;
+}
+
 void BlockCache::trim() noexcept {
   const std::lock_guard lock(mutex_);
   for (auto& [of, blocks] : free_) {
@@ -100,15 +105,25 @@ void* BlockCache::find_or_take(std::size_t bytes, int device, bool unused) {
   if (unused && capture_ != 0) return take(bytes, device);
   FreeBlocks& blocks = free_[{device, capture_}];
   const auto found = blocks.lower_bound(bytes);
-  return found != blocks.end() && suits(found->first, bytes) ? hand_out(blocks, found, device) : take(bytes, device);
+  if (found == blocks.end()) return take(bytes, device);
+  const Use& use = use_[{device, capture_}];
+  const bool is_full = capture_ == 0 && use.taken + bytes > limit(use, bytes);
+  const bool does = suits(found->first, bytes) || (is_full && found->first <= 2 * bytes);
+  return does ? hand_out(blocks, found, bytes, device) : take(bytes, device);
 }
 
-void* BlockCache::hand_out(FreeBlocks& blocks, FreeBlocks::iterator found, int device) {
+std::size_t BlockCache::limit(const Use& use, std::size_t more) {
+  return 2 * std::max(use.most_handed_out, use.handed_out + more);
+}
+
+void* BlockCache::hand_out(FreeBlocks& blocks, FreeBlocks::iterator found, std::size_t wanted, int device) {
   void* const memory = found->second;
   Use& use = use_[{device, capture_}];
-  use.handed_out += found->first;
+  use.handed_out += wanted;
   use.most_handed_out = std::max(use.most_handed_out, use.handed_out);
-  blocks_.find(memory)->second.node = blocks.extract(found);
+  Block& block = blocks_.find(memory)->second;
+  block.wanted = wanted;
+  block.node = blocks.extract(found);
   return memory;
 }
 
@@ -117,12 +132,11 @@ void* BlockCache::take(std::size_t bytes, int device) {
   FreeBlocks& kept = free_[{device, 0}];
   FreeBlocks own;  // all that giving it back will need
   own.emplace(bytes, nullptr);
-  const auto block = blocks_.emplace(nullptr, Block{bytes, device, capture_, own.extract(own.begin())}).first;
+  const auto block = blocks_.emplace(nullptr, Block{bytes, bytes, device, capture_, own.extract(own.begin())}).first;
   free_[{device, capture_}];
   auto node = blocks_.extract(block);
   if (capture_ == 0) {
-    const std::size_t limit = 2 * std::max(use.most_handed_out, use.handed_out + bytes);
-    while (!kept.empty() && use.taken + bytes > limit) free_one(kept, std::prev(kept.end()));
+    while (!kept.empty() && use.taken + bytes > limit(use, bytes)) free_one(kept, std::prev(kept.end()));
   }
   void* memory = take_from_device(bytes, device);
   if (memory == nullptr) {
@@ -142,7 +156,7 @@ void* BlockCache::take(std::size_t bytes, int device) {
 void BlockCache::release(void* memory, bool for_good) noexcept {
   const std::lock_guard lock(mutex_);
   Block& block = blocks_.find(memory)->second;
-  use_.find({block.device, block.capture})->second.handed_out -= block.bytes;
+  use_.find({block.device, block.capture})->second.handed_out -= block.wanted;
   if (for_good && block.capture != 0) return;  // not to be handed out again
   free_.find({block.device, block.capture})->second.insert(std::move(block.node));
 }

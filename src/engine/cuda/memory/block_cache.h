@@ -13,7 +13,8 @@ namespace uniep::cuda {
 
 // Where a group takes memory from when its caller gives no allocator. Blocks are kept for the next call that wants
 // about as much, so that calls allocate and free nothing once they repeat: to free waits for all work of the device. Of
-// a device at most twice what was handed out at one time is kept, and besides what captured calls have. All calls of a
+// a device at most twice what was asked for at one time is kept, and besides what captured calls have. Where another
+// block would be more than that, one of up to twice the size does. All calls of a
 // group follow one another, so a block may be handed out while the kernels of an earlier call still use it. What a
 // captured call has taken stays with the calls of that capture as long as the cache, since replays use it at any time.
 // Blocks may be given back on any thread, which takes no memory.
@@ -35,6 +36,7 @@ class BlockCache {
 
   // Which capture the next call goes into; 0: none.
   void set_capture(uint64_t capture);
+  bool is_capturing() const;
 
   // Frees what nobody has and no graph uses. No kernel may use it any more.
   void trim() noexcept;
@@ -42,7 +44,8 @@ class BlockCache {
  private:
   using FreeBlocks = std::multimap<std::size_t, void*>;  // by size
   struct Block {
-    std::size_t bytes;  // as it was taken
+    std::size_t bytes;   // as it was taken
+    std::size_t wanted;  // of these, where it is handed out
     int device;
     uint64_t capture;
     FreeBlocks::node_type node;  // its own among the free ones; empty while it is there
@@ -52,7 +55,8 @@ class BlockCache {
   };
 
   void* allocate(std::size_t bytes, int rank, bool unused);
-  void* hand_out(FreeBlocks& blocks, FreeBlocks::iterator found, int device);
+  void* hand_out(FreeBlocks& blocks, FreeBlocks::iterator found, std::size_t wanted, int device);
+  static std::size_t limit(const Use& use, std::size_t more);
   void* find_or_take(std::size_t bytes, int device, bool unused);
   void* take(std::size_t bytes, int device);
   void release(void* memory, bool for_good) noexcept;

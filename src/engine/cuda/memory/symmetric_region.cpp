@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "comm/rank_mesh.h"
 #include "model/row_table.h"
 
 namespace uniep::cuda {
@@ -53,8 +54,12 @@ void SymmetricRegion::reserve(const SymmetricNeed& need) {
   SymmetricNeed wanted = largest(need, capacity_);
   if (need.flags > capacity_.flags) wanted.flags += need.flags / 4;
   if (need.rows > capacity_.rows) wanted.rows += need.rows / 4;
-  if (memory_ != nullptr && !kept_) memory_.reset();
-  if (memory_ != nullptr) earlier_.push_back({std::move(memory_), piece(capacity_.flags)});
+  if (memory_ != nullptr) {
+    if (kept_) earlier_.push_back({std::move(memory_), piece(capacity_.flags)});
+    memory_.reset();
+    // A rank's memory is free once its last peer has let go of it, and the new one may need its room.
+    if (RankMesh* const mesh = control_->mesh()) mesh->barrier();
+  }
   capacity_ = {};
   kept_ = false;
   memory_ = make_(std::max(wanted.total(), kPieceAlignment));
