@@ -149,13 +149,23 @@ def check_autotune_and_stats(folder):
 
 
 def check_an_interrupt_in_a_check_leaves_it(folder):
+    """And no exchange follows, which would pair with what the others are in."""
+    interrupted, given, give = [], [], tuner_exchange.Exchange.give
+
     def interrupt(*_):
+        interrupted.append(len(given))
         raise KeyboardInterrupt
+
+    def counted(self, *arguments):
+        given.append(arguments)
+        return give(self, *arguments)
 
     with pytest.MonkeyPatch.context() as patch, uniep.Tuner(budget=1, folder="") as tuner:
         patch.setattr(candidate_check.CandidateCheck, "check", interrupt)
+        patch.setattr(tuner_exchange.Exchange, "give", counted)
         with pytest.raises(KeyboardInterrupt):
             train(tuner)
+        assert interrupted == [len(given)]
         assert not [one for one in tuner.decisions if one.verdict == "failed"]
 
 

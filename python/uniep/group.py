@@ -282,8 +282,9 @@ class Group(metaclass=_Cached):
         if error is not None:
             raise error
         made = typing.cast(Engine, made)
-        for rank, (_, reason) in failed.items():
+        if failed:
             made.close(waits=False)
+            rank, (_, reason) = next(iter(failed.items()))
             raise DeviceError(f"group: rank {rank} has no native transport, and none goes on without it: {reason}")
         return made
 

@@ -514,7 +514,13 @@ class _OfGroup:
 
     # What the library calls. No exception may leave these; _call() raises it.
 
+    def _ends(self) -> BaseException | None:
+        """What a check of this round was interrupted by: no collective pairs with the others' any more."""
+        return None if self.error is None or isinstance(self.error, Exception) else self.error
+
     def _guarded(self, function: Callable[[], None]) -> int:
+        if (ends := self._ends()) is not None:
+            return status_of(ends)
         try:
             function()
         except BaseException as error:
@@ -536,7 +542,7 @@ class _OfGroup:
     def _check(
         self, _context: object, layer: int, direction: int, candidate: bytes, incumbent: bytes, result: typing.Any
     ) -> int:
-        if self.error is not None and not isinstance(self.error, Exception):  # of the check before
+        if self._ends() is not None:
             self._refused = result.contents.refused = b"this rank ends"
             return 0
         try:
