@@ -63,7 +63,13 @@ GroupInfo = _structure(
     "GroupInfo", engine=_INT32, ranks=_INT32, workers=_INT32, first_local_rank=_INT32, local_ranks=_INT32
 )
 CallTimes = _structure(
-    "CallTimes", state=_INT32, exposed_dispatch_ms=ctypes.c_double, sum_ms=ctypes.c_double, wait_ms=ctypes.c_double
+    "CallTimes",
+    state=_INT32,
+    exposed_dispatch_ms=ctypes.c_double,
+    sum_ms=ctypes.c_double,
+    wait_ms=ctypes.c_double,
+    call_ms=ctypes.c_double,
+    runs=ctypes.c_uint32,
 )
 GroupBytes = _structure("GroupBytes", symmetric_bytes=_SIZE, workspace_bytes=_SIZE)
 LayerConfig = _structure(
