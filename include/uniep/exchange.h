@@ -7,11 +7,11 @@
 // Dispatch and combine alone, for those who bring their own GEMM: rows to their experts and back, on a Placement. Both
 // are collective calls like forward(): queued on the ranks' streams, in one order with all other calls of the Group.
 // Spans hold one entry per local rank. A Schedule says how the rows travel (dispatch.*, comm.*, order.source_rotation,
-// queue, combine.column_chunks); on the cuda engine comm.dispatch_sms and comm.combine_sms are the SMs that a call
-// takes, 0 meaning all but comm.reserve_sms. resolve() for Operation::kDispatch or kCombine fills in what is fastest
-// alone; a layer's Schedule is legal, too, where its rings fit the exchange's warps. No value changes a bit of the
-// result. padded_rows is Placement::padded_rows, or the capacity where the placement has one; rows beyond the segments
-// are neither read nor written.
+// order.experts, queue, combine.column_chunks); on the cuda engine comm.dispatch_sms and comm.combine_sms are the SMs
+// that a call takes, 0 meaning all but comm.reserve_sms. resolve() for Operation::kDispatch or kCombine fills in what
+// is fastest alone; a layer's Schedule is legal, too, where its rings fit the exchange's warps. No value changes a bit
+// of the result. padded_rows is Placement::padded_rows, or the capacity where the placement has one; rows beyond the
+// segments are neither read nor written.
 namespace uniep {
 
 struct DispatchArguments {

@@ -24,6 +24,7 @@ enum class Fusion : int { kNone = 0, kPairs = 1, kLayer = 2 };
 enum class DispatchTransport : int { kPull = 0, kPush = 1 };
 enum class CommWhere : int { kWarps = 0, kSms = 1 };
 enum class Interleave : int { kPhased = 0, kMixed = 1 };
+enum class ExpertOrder : int { kAscending = 0, kHeavyFirst = 1 };
 enum class QueueKind : int { kStatic = 0, kDynamic = 1 };
 enum class Pipeline : int { kCooperative = 0, kPingpong = 1 };
 enum class CombineTransport : int { kEpilogue = 0, kStaged = 1 };
@@ -62,6 +63,7 @@ struct DispatchSchedule {
 struct CommSchedule {
   CommWhere where = CommWhere::kWarps;
   int dispatch_sms = 0;
+  int relay_sms = 0;
   int combine_sms = 0;
   int reduce_sms = 0;
   int chunk_bytes = 4096;
@@ -73,7 +75,10 @@ struct CommSchedule {
 
 struct OrderSchedule {
   int experts_per_wave = 1;
+  int blocks_per_wave = 0;  // 0: whole experts
+  ExpertOrder experts = ExpertOrder::kAscending;
   Interleave interleave = Interleave::kMixed;
+  int second_share = 0;  // sixteenths; 0: by work
   bool source_rotation = true;
   int raster = 8;
   bool operator==(const OrderSchedule&) const = default;

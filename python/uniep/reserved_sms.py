@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 FIELD = "comm.reserve_sms"
 _LEND = "comm.lend_sms"
-_OF_SMS = ("comm.dispatch_sms", "comm.combine_sms", "comm.reduce_sms")
+_OF_SMS = ("comm.dispatch_sms", "comm.relay_sms", "comm.combine_sms", "comm.reduce_sms")
 UNKNOWN = (
     "reserve_sms: 'auto' beside collectives of NCCL, and which these are or how many SMs one takes is not known; "
     "set NCCL_MAX_CTAS (8, for example) before communicators are made, or give reserve_sms as a number"

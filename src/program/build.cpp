@@ -51,7 +51,11 @@ std::vector<LaunchStages> launch_stages(const ProgramRequest& request) {
 
 bool comes_in_clusters(const Schedule& schedule, int workers, int cluster) {
   const CommSchedule& comm = schedule.comm;
-  const int kinds[] = {comm.lend_sms ? workers : 0, workers - comm.reserve_sms, comm.dispatch_sms, comm.combine_sms,
+  const int kinds[] = {comm.lend_sms ? workers : 0,
+                       workers - comm.reserve_sms,
+                       comm.dispatch_sms,
+                       comm.relay_sms,
+                       comm.combine_sms,
                        comm.reduce_sms};
   return std::all_of(std::begin(kinds), std::end(kinds), [&](int count) { return count % cluster == 0; });
 }
@@ -95,9 +99,10 @@ ProgramRequest with_own_workers(ProgramRequest request) {
   CommSchedule& comm = request.schedule.comm;
   comm.where = CommWhere::kWarps;
   comm.lend_sms = false;
-  comm.dispatch_sms = comm.combine_sms = comm.reduce_sms = 0;
+  comm.dispatch_sms = comm.relay_sms = comm.combine_sms = comm.reduce_sms = 0;
   request.schedule.fusion = Fusion::kNone;
   request.schedule.order.interleave = Interleave::kPhased;
+  request.schedule.order.blocks_per_wave = 0;
   return request;
 }
 
@@ -114,6 +119,7 @@ Program::Program(const ProgramRequest& request, std::shared_ptr<const internal::
 void Program::build_shared_tables() {
   const internal::PlacementState& state = *placement_;
   shared_.expert_block.resize(state.shape.experts);
+  shared_.local_of_turn.resize(state.shape.experts);
   shared_.blocks_of_rank.resize(state.ranks);
   shared_.token_block_begin.assign(1, 0);
   for (int rank = 0; rank < state.ranks; ++rank) {
@@ -162,9 +168,12 @@ void set_schedule(RankProgram& p, const ProgramRequest& request) {
   p.dynamic = schedule.queue == QueueKind::kDynamic;
   p.mixed = schedule.order.interleave == Interleave::kMixed;
   p.source_rotation = schedule.order.source_rotation;
+  p.heavy_first = schedule.order.experts == ExpertOrder::kHeavyFirst;
+  p.second_share = static_cast<int8_t>(schedule.order.second_share);
   p.lent_workers = schedule.comm.lend_sms ? schedule.comm.reserve_sms : 0;
   p.workers = request.workers - idle_workers(schedule);
   p.dispatch_workers = schedule.comm.dispatch_sms;
+  p.relay_workers = schedule.comm.relay_sms;
   p.combine_workers = schedule.comm.combine_sms;
   p.reduce_workers = schedule.comm.reduce_sms;
   // Beside dgrads both weight gradients of an expert come together, or where x is dispatched again all of FC2 first.
@@ -176,6 +185,7 @@ void set_schedule(RankProgram& p, const ProgramRequest& request) {
   p.waves = static_cast<int32_t>(divide_up(p.local_experts, p.wave_experts));
   p.raster = schedule.order.raster;
   p.cluster = request.cluster;
+  p.wave_blocks = static_cast<int32_t>(round_up(schedule.order.blocks_per_wave, p.cluster));
   p.pull_parts = request.pull_parts;
   p.tile_m = schedule.tile.m;
   const std::vector<LaunchStages> launches = launch_stages(request);
@@ -216,24 +226,31 @@ void point_to_tables(RankProgram& p, const internal::PlacementState& state, cons
 template <typename Tables>
 void build_own_tables(RankProgram& p, Tables& tables) {
   const auto experts = static_cast<std::size_t>(p.local_experts), runs = experts * static_cast<std::size_t>(p.ranks);
-  for (auto* const table : {&tables.block_begin, &tables.odd_blocks, &tables.rotation}) table->reserve(experts + 1);
+  for (auto* const table : {&tables.block_begin, &tables.rotation, &tables.blocks_before, &tables.odd_blocks,
+                            &tables.spans_before, &tables.turn_of_local}) {
+    table->reserve(experts + 1);
+  }
   for (auto* const table : {&tables.push_block, &tables.push_begin}) table->reserve(runs + 1);
-  tables.block_begin.assign(1, 0);
-  tables.odd_blocks.assign(1, 0);
+  const auto blocks_of = [&](int32_t local) { return blocks_of_rows(p.expert_rows[p.first_expert + local], p.tile_m); };
+  for (auto* const sums : {&tables.block_begin, &tables.blocks_before, &tables.odd_blocks, &tables.spans_before}) {
+    sums->assign(1, 0);
+  }
   for (int32_t local = 0; local < p.local_experts; ++local) {
-    const int32_t expert = p.first_expert + local;
-    const int32_t blocks = blocks_of_rows(p.expert_rows[expert], p.tile_m);
-    tables.block_begin.push_back(tables.block_begin.back() + blocks);
-    tables.odd_blocks.push_back(tables.odd_blocks.back() + blocks % 2);
+    tables.block_begin.push_back(tables.block_begin.back() + blocks_of(local));
     tables.rotation.push_back(first_block_in_order(p, local));
+    tables.turn_of_local.push_back(p.heavy_first ? heavy_turn(p, p.first_expert + local) : local);
+  }
+  for (int32_t turn = 0; turn < p.local_experts; ++turn) {
+    const int32_t blocks = blocks_of(expert_of_turn(p, turn));
+    tables.blocks_before.push_back(tables.blocks_before.back() + blocks);
+    tables.odd_blocks.push_back(tables.odd_blocks.back() + blocks % 2);
+    tables.spans_before.push_back(tables.spans_before.back() + spans_of_blocks(p, blocks));
   }
   tables.push_begin.assign(1, 0);
-  for (int32_t local = 0; local < p.local_experts; ++local) {
-    for (int32_t turn = 0; turn < p.ranks; ++turn) {
-      const PushRun run = push_run(p, local, turn);
-      tables.push_block.push_back(run.first);
-      tables.push_begin.push_back(tables.push_begin.back() + run.blocks);
-    }
+  for (int32_t index = 0; index < static_cast<int32_t>(runs); ++index) {
+    const PushRun run = push_run_in_order(p, index);
+    tables.push_block.push_back(run.first);
+    tables.push_begin.push_back(tables.push_begin.back() + run.blocks);
   }
 }
 
@@ -253,6 +270,10 @@ void Program::build_rank(int rank) {
   p.most_token_blocks = 0;
   for (int r = 0; r < p.ranks; ++r) {
     p.most_token_blocks = std::max(p.most_token_blocks, tables.token_block_begin[r + 1] - tables.token_block_begin[r]);
+  }
+  for (int32_t expert = 0; expert < p.experts; ++expert) {
+    const int32_t first = expert / p.local_experts * p.local_experts;
+    tables.local_of_turn[first + (p.heavy_first ? heavy_turn(p, expert) : expert - first)] = expert - first;
   }
   build_own_tables(p, tables);
   point_to_tables(p, state, tables);

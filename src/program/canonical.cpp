@@ -40,11 +40,22 @@ bool goes_by_waves(const Schedule& s, const RuleContext& c) {
 
 bool mixes(const Schedule& s, const RuleContext& c) {
   return s.fusion == Fusion::kLayer && s.order.interleave == Interleave::kMixed &&
-         s.order.experts_per_wave < c.local_experts;
+         (s.order.experts_per_wave < c.local_experts || s.order.blocks_per_wave > 0);
 }
 
 int waves(const Schedule& s, const RuleContext& c) {
   return goes_by_waves(s, c) ? s.order.experts_per_wave : static_cast<int>(c.local_experts);
+}
+// Row blocks go in whole clusters.
+int blocks_per_wave(const Schedule& s, const RuleContext& c) {
+  const int given = s.order.blocks_per_wave;
+  return given > 0 ? std::max(given, cluster_of(s, c)) : 0;
+}
+int experts(const Schedule& s, const RuleContext& c) {
+  return static_cast<int>(c.local_experts == 1 ? ExpertOrder::kAscending : s.order.experts);
+}
+int second_share(const Schedule& s, const RuleContext& c) {
+  return mixes(s, c) && s.queue == QueueKind::kDynamic ? s.order.second_share : 0;
 }
 int interleave(const Schedule& s, const RuleContext& c) {
   return static_cast<int>(mixes(s, c) ? Interleave::kMixed : Interleave::kPhased);
@@ -112,10 +123,16 @@ constexpr std::array kSteps{
     Step{kCommLendSms, bits({kCommReserveSms}), lend_sms, "nothing is reserved"},
     Step{kOrderExpertsPerWave, bits({kFusion, kDispatchTransport, kBackwardWgrad, kSaveXg, kSaveZ}), waves,
          "nothing goes by waves without fusion=layer, push or weight gradients that alternate"},
-    Step{kOrderInterleave, bits({kFusion, kOrderExpertsPerWave}), interleave, "there is one wave"},
+    Step{kOrderBlocksPerWave, bits({kTileCluster}), blocks_per_wave, "row blocks go in whole clusters"},
+    Step{kOrderExperts, 0, experts, "a rank has one expert"},
+    Step{kOrderInterleave, bits({kFusion, kOrderExpertsPerWave, kOrderBlocksPerWave}), interleave, "there is one wave"},
+    Step{kOrderSecondShare, bits({kFusion, kOrderInterleave, kOrderExpertsPerWave, kOrderBlocksPerWave, kQueue}),
+         second_share, "the two GEMMs do not have a queue each"},
     Step{kOrderSourceRotation, 0, source_rotation, "there is one rank"},
     Step{kOrderRaster, bits({kTileCluster}), raster, "row blocks go in whole clusters"},
-    Step{kQueue, bits({kFusion, kOrderInterleave, kOrderExpertsPerWave, kCommReserveSms, kCommLendSms, kBackwardWgrad}),
+    Step{kQueue,
+         bits({kFusion, kOrderInterleave, kOrderExpertsPerWave, kOrderBlocksPerWave, kCommReserveSms, kCommLendSms,
+               kBackwardWgrad}),
          queue, "one worker takes everything in order"},
     Step{kTileCluster, 0, cluster, "the cpu engine ignores it"},
     Step{kTilePipeline, 0, pipeline, "the cpu engine ignores it"},

@@ -52,8 +52,9 @@ UNIEP_HOST_DEVICE int64_t tickets_of(const RankProgram& p, const Segment& s) {
   return segment_length(p, s) / p.cluster;
 }
 
+// Of a row GEMM.
 UNIEP_HOST_DEVICE Segment of_all_experts(const RankProgram& p, Stage stage, int32_t chunk) {
-  return {stage, {0, p.local_experts}, chunk};
+  return {stage, all_spans(p), chunk};
 }
 
 UNIEP_HOST_DEVICE GemmQueues gemm_queues(const RankProgram& p, int32_t launch) {
@@ -70,13 +71,17 @@ UNIEP_HOST_DEVICE int64_t gemm_positions(const RankProgram& p, const GemmQueues&
   return (queues.first_tickets + queues.second_tickets) * p.cluster;
 }
 
-// As many as the second GEMM's first column chunk takes of the time that it and the first GEMM take.
+inline constexpr int32_t kShareParts = 16;  // order.second_share
+
+// As many as order.second_share says, else as the second GEMM's first column chunk takes of the time that it and the
+// first GEMM take.
 UNIEP_HOST_DEVICE bool prefers_second(const RankProgram& p, int32_t walker, int32_t walkers) {
   const bool forward = p.direction == Direction::kForward;
   const int64_t hidden = p.wgrad_fc2.rows, intermediate = p.wgrad_fc2.columns;
   const int64_t first = (forward ? 2 : 1) * intermediate * (hidden + kTileOverheadColumns);
   const int64_t second = p.chunk_column[1] * ((forward ? 1 : 2) * intermediate + kTileOverheadColumns);
   int64_t count = (walkers * second + (first + second) / 2) / (first + second);
+  if (p.second_share > 0) count = (walkers * p.second_share + kShareParts / 2) / kShareParts;
   if (count > walkers - 1) count = walkers - 1;
   if (count < 1) count = 1;
   return (walker + 1) * count / walkers > walker * count / walkers;
@@ -85,19 +90,19 @@ UNIEP_HOST_DEVICE bool prefers_second(const RankProgram& p, int32_t walker, int3
 UNIEP_HOST_DEVICE GemmQueueWalk begin_walk(const RankProgram& p, int32_t launch, int32_t worker,
                                            const GemmQueues& queues) {
   const int32_t begin = participants_of(p, launch, ListKind::kCompute).begin;
-  const Segment first_wave{Stage::kSecondGemm, experts_of_wave(p, 0), 0};
+  const Segment first_wave{Stage::kSecondGemm, spans_of_wave(p, 0), 0};
   return {prefers_second(p, (worker - begin) / p.cluster, queues.walkers), false, 0, 0, 0, tickets_of(p, first_wave)};
 }
 
 // The second GEMM's tickets are looked at in ascending order.
 UNIEP_HOST_DEVICE void seek_second(const RankProgram& p, GemmQueueWalk& walk, int64_t ticket) {
   while (ticket >= walk.wave_end) {
-    if (++walk.wave == p.waves) {
+    if (++walk.wave == gemm_waves(p)) {
       walk.wave = 0;
       ++walk.chunk;
       walk.chunk_begin = walk.wave_end;
     }
-    walk.wave_end += tickets_of(p, {Stage::kSecondGemm, experts_of_wave(p, walk.wave), walk.chunk});
+    walk.wave_end += tickets_of(p, {Stage::kSecondGemm, spans_of_wave(p, walk.wave), walk.chunk});
   }
 }
 
@@ -106,8 +111,8 @@ UNIEP_HOST_DEVICE void seek_second(const RankProgram& p, GemmQueueWalk& walk, in
 UNIEP_HOST_DEVICE int64_t firsts_before_second(const RankProgram& p, const GemmQueues& queues,
                                                const GemmQueueWalk& walk) {
   if (walk.chunk > 0) return queues.first_tickets;
-  const ExpertRange experts{0, experts_of_wave(p, walk.wave).end};
-  const int64_t tickets = tickets_of(p, {Stage::kFirstGemm, experts, 0}) + queues.walkers;
+  const ExpertRange spans{0, spans_of_wave(p, walk.wave).end};
+  const int64_t tickets = tickets_of(p, {Stage::kFirstGemm, spans, 0}) + queues.walkers;
   return tickets < queues.first_tickets ? tickets : queues.first_tickets;
 }
 

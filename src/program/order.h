@@ -3,12 +3,12 @@
 #include "program/rank_program.h"
 #include "program/tile_order.h"
 
-// The order of tiles. A launch has up to four lists; every list is a closed-form sequence of tasks, and every agent
+// The order of tiles. A launch has up to five lists; every list is a closed-form sequence of tasks, and every agent
 // walks its lists one after the other, in order. Host and device run these very functions.
 namespace uniep::program {
 
-enum class ListKind : int32_t { kDispatch = 0, kCompute = 1, kSend = 2, kReduce = 3 };
-inline constexpr int kListKinds = 4;
+enum class ListKind : int32_t { kDispatch = 0, kRelay = 1, kCompute = 2, kSend = 3, kReduce = 4 };
+inline constexpr int kListKinds = 5;
 
 // Which of the counters of tickets is a list's.
 UNIEP_HOST_DEVICE int64_t ticket_counter(int32_t launch, ListKind list) {
@@ -17,9 +17,24 @@ UNIEP_HOST_DEVICE int64_t ticket_counter(int32_t launch, ListKind list) {
 
 inline constexpr int32_t kNoTicket = 0x7fffffff;  // for who takes no more: behind the end of every list
 
+// ---- Turns and spans
+// ----------------------------------------------------------------------------------------------------
+
+// Turns of a rank's experts; in a row GEMM's segment spans.
 struct ExpertRange {
-  int32_t begin, end;  // local experts
+  int32_t begin, end;
 };
+
+// The local expert of a rank that comes `turn`-th: ascending, or those with the most rows first.
+UNIEP_HOST_DEVICE int32_t expert_of_turn(const RankProgram& p, int32_t rank, int32_t turn) {
+  return p.heavy_first ? p.local_of_turn[rank * p.local_experts + turn] : turn;
+}
+UNIEP_HOST_DEVICE int32_t expert_of_turn(const RankProgram& p, int32_t turn) {
+  return expert_of_turn(p, p.rank, turn);
+}
+UNIEP_HOST_DEVICE int32_t turn_of_expert(const RankProgram& p, int32_t local_expert) {
+  return p.heavy_first ? p.turn_of_local[local_expert] : local_expert;
+}
 
 UNIEP_HOST_DEVICE ExpertRange experts_of_wave(const RankProgram& p, int32_t wave) {
   const int32_t begin = wave * p.wave_experts;
@@ -28,21 +43,52 @@ UNIEP_HOST_DEVICE ExpertRange experts_of_wave(const RankProgram& p, int32_t wave
 }
 
 UNIEP_HOST_DEVICE int64_t blocks_in(const RankProgram& p, ExpertRange experts) {
-  return p.block_begin[experts.end] - p.block_begin[experts.begin];
+  return p.blocks_before[experts.end] - p.blocks_before[experts.begin];
 }
 
-// The local expert whose blocks hold block `block` of the rank.
-UNIEP_HOST_DEVICE int32_t expert_of_block(const RankProgram& p, int64_t block, ExpertRange experts) {
-  int32_t low = experts.begin, high = experts.end;  // block_begin[low] <= block < block_begin[high]
+// The turn in a range of turns whose expert's entries, of which `before` has the sums, hold entry `at`.
+UNIEP_HOST_DEVICE int32_t turn_holding(const int32_t* before, int32_t at, ExpertRange turns) {
+  int32_t low = turns.begin, high = turns.end;  // before[low] <= at < before[high]
   while (high - low > 1) {
     const int32_t middle = low + (high - low) / 2;
-    if (p.block_begin[middle] <= block) {
+    if (before[middle] <= at) {
       low = middle;
     } else {
       high = middle;
     }
   }
   return low;
+}
+
+// A wave of the row GEMMs is whole spans: of one expert each, all of it, or with order.blocks_per_wave at most so many
+// row blocks. Then an expert without rows has none.
+struct Span {
+  int32_t turn;   // of its expert
+  int32_t block;  // of the expert, in order, that it begins with
+};
+
+UNIEP_HOST_DEVICE int32_t spans_before(const RankProgram& p, int32_t turn) {
+  return p.wave_blocks > 0 ? p.spans_before[turn] : turn;
+}
+
+UNIEP_HOST_DEVICE ExpertRange all_spans(const RankProgram& p) {
+  return {0, spans_before(p, p.local_experts)};
+}
+
+// The one behind the last begins where there is no expert any more.
+UNIEP_HOST_DEVICE Span span_at(const RankProgram& p, int32_t index) {
+  if (p.wave_blocks == 0) return {index, 0};
+  const int32_t turn = turn_holding(p.spans_before, index, {0, p.local_experts + 1});
+  return {turn, (index - p.spans_before[turn]) * p.wave_blocks};
+}
+
+UNIEP_HOST_DEVICE int32_t gemm_waves(const RankProgram& p) {
+  return p.wave_blocks > 0 ? p.spans_before[p.local_experts] : p.waves;
+}
+
+UNIEP_HOST_DEVICE ExpertRange spans_of_wave(const RankProgram& p, int32_t wave) {
+  if (p.wave_blocks == 0) return experts_of_wave(p, wave);
+  return {wave, wave < gemm_waves(p) ? wave + 1 : wave};
 }
 
 // The m-th block of an expert in order: my own rows first, then those of rank + 1, ...: no source is asked by all at
@@ -52,9 +98,9 @@ UNIEP_HOST_DEVICE int32_t rotated_block(const RankProgram& p, int32_t local_expe
   return (m + p.rotation[local_expert]) % blocks;
 }
 
-// The first push tile for local expert `local_expert` of any destination.
-UNIEP_HOST_DEVICE int32_t push_begin_of(const RankProgram& p, int32_t local_expert) {
-  return p.push_begin[static_cast<int64_t>(local_expert) * p.ranks];
+// The first push tile for the experts of this turn, of any destination.
+UNIEP_HOST_DEVICE int32_t push_begin_of(const RankProgram& p, int32_t turn) {
+  return p.push_begin[static_cast<int64_t>(turn) * p.ranks];
 }
 
 // ---- Segments: a run of tiles of one stage over a range of experts
@@ -73,10 +119,17 @@ UNIEP_HOST_DEVICE int64_t grid_positions(const RankProgram& p, int32_t m_tiles, 
   return static_cast<int64_t>(task_count(m_tiles, n_tiles, p.cluster)) * p.cluster;
 }
 
-// Positions of a row GEMM over a range of experts.
-UNIEP_HOST_DEVICE int64_t row_gemm_positions(const RankProgram& p, ExpertRange experts, int32_t n_tiles) {
+// Positions of a row GEMM over all experts before the begin of a span. An expert's last span alone may be odd.
+UNIEP_HOST_DEVICE int64_t row_gemm_positions_before(const RankProgram& p, Span span, int32_t n_tiles) {
   const bool holes = p.cluster == 2 && n_tiles % 2 != 0;
-  return blocks_in(p, experts) * n_tiles + (holes ? p.odd_blocks[experts.end] - p.odd_blocks[experts.begin] : 0);
+  return static_cast<int64_t>(p.blocks_before[span.turn] + span.block) * n_tiles +
+         (holes ? p.odd_blocks[span.turn] : 0);
+}
+
+// Positions of a row GEMM over a range of spans.
+UNIEP_HOST_DEVICE int64_t row_gemm_positions(const RankProgram& p, ExpertRange spans, int32_t n_tiles) {
+  return row_gemm_positions_before(p, span_at(p, spans.end), n_tiles) -
+         row_gemm_positions_before(p, span_at(p, spans.begin), n_tiles);
 }
 
 UNIEP_HOST_DEVICE int32_t column_tiles(const RankProgram& p, const Segment& s) {
@@ -96,25 +149,38 @@ UNIEP_HOST_DEVICE TilePosition tile_at(const RankProgram& p, int64_t position, i
 UNIEP_HOST_DEVICE Task row_gemm_task(const RankProgram& p, const Segment& s, int64_t index) {
   const int32_t first_column_tile = s.stage == Stage::kFirstGemm ? 0 : p.chunk_tile[s.chunk];
   const int32_t n_tiles = column_tiles(p, s);
-  int32_t low = s.experts.begin, high = s.experts.end;
-  while (high - low > 1) {  // the positions before expert `low` are at most `index`, those before `high` more
+  const Span begin = span_at(p, s.experts.begin), end = span_at(p, s.experts.end);
+  index += row_gemm_positions_before(p, begin, n_tiles);
+  int32_t low = begin.turn, high = end.block > 0 ? end.turn + 1 : end.turn;
+  while (high - low > 1) {  // the positions before turn `low` are at most `index`, those before `high` more
     const int32_t middle = low + (high - low) / 2;
-    if (row_gemm_positions(p, {s.experts.begin, middle}, n_tiles) <= index) {
+    if (row_gemm_positions_before(p, {middle, 0}, n_tiles) <= index) {
       low = middle;
     } else {
       high = middle;
     }
   }
-  const int64_t inside = index - row_gemm_positions(p, {s.experts.begin, low}, n_tiles);
-  const TilePosition at = tile_at(p, inside, p.block_begin[low + 1] - p.block_begin[low], n_tiles);
-  return {s.stage, low, at.exists ? rotated_block(p, low, at.m_block) : kNoTile, first_column_tile + at.n_block};
+  int64_t inside = index - row_gemm_positions_before(p, {low, 0}, n_tiles);
+  int32_t blocks = p.blocks_before[low + 1] - p.blocks_before[low], first_block = 0;
+  if (p.wave_blocks > 0) {
+    const int64_t of_span = static_cast<int64_t>(p.wave_blocks) * n_tiles;
+    const auto span = static_cast<int32_t>(inside / of_span);
+    inside -= span * of_span;
+    first_block = span * p.wave_blocks;
+    blocks = blocks - first_block < p.wave_blocks ? blocks - first_block : p.wave_blocks;
+  }
+  const TilePosition at = tile_at(p, inside, blocks, n_tiles);
+  const int32_t expert = expert_of_turn(p, low);
+  return {s.stage, expert, at.exists ? rotated_block(p, expert, first_block + at.m_block) : kNoTile,
+          first_column_tile + at.n_block};
 }
 
 UNIEP_HOST_DEVICE Task wgrad_task(const RankProgram& p, const Segment& s, int64_t index) {
   const WgradGrid& grid = s.stage == Stage::kWgradFc2 ? p.wgrad_fc2 : p.wgrad_fc1;
   const int64_t positions = grid_positions(p, grid.m_tiles(), grid.n_tiles());
   const TilePosition at = tile_at(p, index % positions, grid.m_tiles(), grid.n_tiles());
-  return {s.stage, s.experts.begin + static_cast<int32_t>(index / positions), at.m_block, at.n_block};
+  const int32_t turn = s.experts.begin + static_cast<int32_t>(index / positions);
+  return {s.stage, expert_of_turn(p, turn), at.m_block, at.n_block};
 }
 
 // The destination whose turn it is: myself first, then rank + 1, ... (or plainly ascending).
@@ -124,26 +190,21 @@ UNIEP_HOST_DEVICE int32_t destination_of_turn(const RankProgram& p, int32_t turn
 
 UNIEP_HOST_DEVICE Task push_task(const RankProgram& p, const Segment& s, int64_t index) {
   const int64_t tile = push_begin_of(p, s.experts.begin) + index;
-  int32_t low = s.experts.begin * p.ranks, high = s.experts.end * p.ranks;
-  while (high - low > 1) {  // push_begin[low] <= tile < push_begin[high]
-    const int32_t middle = low + (high - low) / 2;
-    if (p.push_begin[middle] <= tile) {
-      low = middle;
-    } else {
-      high = middle;
-    }
-  }
-  const int32_t destination = destination_of_turn(p, low % p.ranks);
-  const int32_t global_expert = destination * p.local_experts + low / p.ranks;
-  return {Stage::kPush, global_expert, p.push_block[low] + static_cast<int32_t>(tile - p.push_begin[low]), s.chunk};
+  // A run is what one destination gets of its expert of one turn.
+  const int32_t run =
+      turn_holding(p.push_begin, static_cast<int32_t>(tile), {s.experts.begin * p.ranks, s.experts.end * p.ranks});
+  const int32_t destination = destination_of_turn(p, run % p.ranks);
+  const int32_t global_expert = destination * p.local_experts + expert_of_turn(p, destination, run / p.ranks);
+  return {Stage::kPush, global_expert, p.push_block[run] + static_cast<int32_t>(tile - p.push_begin[run]), s.chunk};
 }
 
 UNIEP_HOST_DEVICE Task block_task(const RankProgram& p, const Segment& s, int64_t index) {
   const int32_t parts = s.stage == Stage::kPull ? p.pull_parts : 1;
   const int32_t at = static_cast<int32_t>(index);  // a rank has fewer than 2^31 rows
-  const int32_t block = p.block_begin[s.experts.begin] + at / parts;
-  const int32_t expert = expert_of_block(p, block, s.experts);
-  const int32_t m = rotated_block(p, expert, block - p.block_begin[expert]);
+  const int32_t block = p.blocks_before[s.experts.begin] + at / parts;
+  const int32_t turn = turn_holding(p.blocks_before, block, s.experts);
+  const int32_t expert = expert_of_turn(p, turn);
+  const int32_t m = rotated_block(p, expert, block - p.blocks_before[turn]);
   return {s.stage, expert, m, s.chunk * parts + at % parts};
 }
 
@@ -205,27 +266,27 @@ UNIEP_HOST_DEVICE bool is_merged(const RankProgram& p) {
 // that both directions of NVLink stay busy. Column chunks after the first follow for all waves, chunk by chunk.
 UNIEP_HOST_DEVICE int32_t gemm_step_count(const RankProgram& p, LaunchStages stages) {
   if (stages.first_gemm && stages.second_gemm) {
-    return (is_merged(p) ? p.waves + 1 : 2 * p.waves) + (p.chunks - 1) * p.waves;
+    const int32_t waves = gemm_waves(p);
+    return (is_merged(p) ? waves + 1 : 2 * waves) + (p.chunks - 1) * waves;
   }
   if (stages.first_gemm) return 1;
   return stages.second_gemm ? p.chunks : 0;
 }
 
 UNIEP_HOST_DEVICE MergedSegments gemm_step(const RankProgram& p, LaunchStages stages, int32_t step) {
-  const ExpertRange all{0, p.local_experts};
-  if (!stages.second_gemm) return only({Stage::kFirstGemm, all, 0});
-  if (!stages.first_gemm) return only({Stage::kSecondGemm, all, step});
-  const int32_t leading = is_merged(p) ? p.waves + 1 : 2 * p.waves;
+  if (!stages.second_gemm) return only({Stage::kFirstGemm, all_spans(p), 0});
+  if (!stages.first_gemm) return only({Stage::kSecondGemm, all_spans(p), step});
+  const int32_t waves = gemm_waves(p), leading = is_merged(p) ? waves + 1 : 2 * waves;
   if (step >= leading) {
     const int32_t later = step - leading;
-    return only({Stage::kSecondGemm, experts_of_wave(p, later % p.waves), 1 + later / p.waves});
+    return only({Stage::kSecondGemm, spans_of_wave(p, later % waves), 1 + later / waves});
   }
   if (!is_merged(p)) {
-    const ExpertRange wave = experts_of_wave(p, step / 2);
+    const ExpertRange wave = spans_of_wave(p, step / 2);
     return only(step % 2 == 0 ? Segment{Stage::kFirstGemm, wave, 0} : Segment{Stage::kSecondGemm, wave, 0});
   }
-  const ExpertRange next = step < p.waves ? experts_of_wave(p, step) : kNoExperts;
-  const ExpertRange previous = step > 0 ? experts_of_wave(p, step - 1) : kNoExperts;
+  const ExpertRange next = step < waves ? spans_of_wave(p, step) : kNoExperts;
+  const ExpertRange previous = step > 0 ? spans_of_wave(p, step - 1) : kNoExperts;
   return {{Stage::kFirstGemm, next, 0}, {Stage::kSecondGemm, previous, 0}};
 }
 
@@ -244,15 +305,20 @@ UNIEP_HOST_DEVICE MergedSegments wgrad_step(const RankProgram& p, LaunchStages s
 }
 
 // Push is one wave ahead of receive: whatever a receive waits for stands before every receive of that wave in all
-// queues, so no two ranks can wait for each other.
+// queues, so no two ranks can wait for each other. Workers that relay have the receives as a list of their own.
+UNIEP_HOST_DEVICE int32_t operands_dispatched(LaunchStages stages) {
+  return (stages.dispatch ? 1 : 0) + (stages.dispatch_again ? 1 : 0);
+}
+
 UNIEP_HOST_DEVICE int32_t dispatch_step_count(const RankProgram& p, LaunchStages stages) {
-  const int32_t operands = (stages.dispatch ? 1 : 0) + (stages.dispatch_again ? 1 : 0);
-  return p.push ? operands * (2 * p.waves) : operands;
+  if (!p.push) return operands_dispatched(stages);
+  return operands_dispatched(stages) * (p.relay_workers > 0 ? p.waves : 2 * p.waves);
 }
 
 UNIEP_HOST_DEVICE Segment dispatch_step(const RankProgram& p, LaunchStages stages, int32_t step) {
   const int32_t first = stages.dispatch ? 0 : 1;
   if (!p.push) return {Stage::kPull, {0, p.local_experts}, first + step};
+  if (p.relay_workers > 0) return {Stage::kPush, experts_of_wave(p, step % p.waves), first + step / p.waves};
   const int32_t operand = first + step / (2 * p.waves);
   const int32_t inside = step % (2 * p.waves);  // push 0, push 1, receive 0, push 2, receive 1, ..., receive last
   if (inside == 0) return {Stage::kPush, experts_of_wave(p, 0), operand};
@@ -262,19 +328,29 @@ UNIEP_HOST_DEVICE Segment dispatch_step(const RankProgram& p, LaunchStages stage
                          : Segment{Stage::kReceive, experts_of_wave(p, wave), operand};
 }
 
+UNIEP_HOST_DEVICE int32_t relay_step_count(const RankProgram& p, LaunchStages stages) {
+  return p.push && p.relay_workers > 0 ? operands_dispatched(stages) : 0;
+}
+
+UNIEP_HOST_DEVICE Segment relay_step(const RankProgram& p, LaunchStages stages, int32_t step) {
+  return {Stage::kReceive, {0, p.local_experts}, (stages.dispatch ? 0 : 1) + step};
+}
+
 // The lists of copies: their steps are one segment each.
 UNIEP_HOST_DEVICE bool is_copy_list(ListKind kind) {
-  return kind == ListKind::kDispatch || kind == ListKind::kSend;
+  return kind == ListKind::kDispatch || kind == ListKind::kRelay || kind == ListKind::kSend;
 }
 
 UNIEP_HOST_DEVICE Segment copy_step(const RankProgram& p, int32_t launch, ListKind kind, int32_t step) {
   if (kind == ListKind::kDispatch) return dispatch_step(p, p.stages[launch], step);
+  if (kind == ListKind::kRelay) return relay_step(p, p.stages[launch], step);
   return {Stage::kSend, {0, p.local_experts}, step};
 }
 
 UNIEP_HOST_DEVICE int32_t copy_step_count(const RankProgram& p, int32_t launch, ListKind kind) {
   const LaunchStages stages = p.stages[launch];
   if (kind == ListKind::kDispatch) return dispatch_step_count(p, stages);
+  if (kind == ListKind::kRelay) return relay_step_count(p, stages);
   return stages.combine && !p.epilogue_combine && p.combine_groups == 0 ? p.chunks : 0;
 }
 
@@ -300,9 +376,9 @@ UNIEP_HOST_DEVICE int64_t group_send_positions(const RankProgram& p) {
 // Waves change the order of positions, not their number.
 UNIEP_HOST_DEVICE int64_t compute_length(const RankProgram& p, LaunchStages stages) {
   const ExpertRange all{0, p.local_experts};
-  int64_t length = stages.first_gemm ? segment_length(p, {Stage::kFirstGemm, all, 0}) : 0;
+  int64_t length = stages.first_gemm ? segment_length(p, {Stage::kFirstGemm, all_spans(p), 0}) : 0;
   for (int32_t chunk = 0; stages.second_gemm && chunk < p.chunks; ++chunk) {
-    length += segment_length(p, {Stage::kSecondGemm, all, chunk});
+    length += segment_length(p, {Stage::kSecondGemm, all_spans(p), chunk});
   }
   if (stages.wgrad_fc2) length += segment_length(p, {Stage::kWgradFc2, all, 0});
   if (stages.wgrad_fc1) length += segment_length(p, {Stage::kWgradFc1, all, 0});
@@ -414,8 +490,10 @@ UNIEP_HOST_DEVICE Participants participants_of(const RankProgram& p, int32_t lau
   switch (kind) {
     case ListKind::kDispatch:
       return {0, p.dispatch_workers, 0};
+    case ListKind::kRelay:
+      return {p.dispatch_workers, first_copying_workers(p), 0};
     case ListKind::kCompute:
-      return {0, shared, p.stages[launch].dispatch ? p.dispatch_workers : 0};
+      return {0, shared, p.stages[launch].dispatch ? first_copying_workers(p) : 0};
     case ListKind::kSend:
       return p.combine_workers > 0 ? Participants{shared, shared + p.combine_workers, 0} : Participants{0, shared, 0};
     default:

@@ -11,7 +11,7 @@ namespace uniep::program {
 inline constexpr int kMaxColumnChunks = 8;
 inline constexpr int kMaxLaunches = 6;
 inline constexpr int kMaxOperands = 2;     // rows dispatched in one call: x or dy, and x again
-inline constexpr int kTicketCounters = 6;  // of a launch: one for each list of order.h, two for gemm_queues.h
+inline constexpr int kTicketCounters = 7;  // of a launch: one for each list of order.h, two for gemm_queues.h
 inline constexpr int kTokenBlock = 32;     // tokens of one combine-reduce tile
 
 // Which stages a launch runs.
@@ -42,16 +42,19 @@ struct RankProgram {
   WgradGrid wgrad_fc2, wgrad_fc1;
 
   // The mapping (see docs/schedule.md).
-  bool push, dedup, epilogue_combine, on_sms, dynamic, mixed, source_rotation;
+  bool push, dedup, epilogue_combine, on_sms, dynamic, mixed, source_rotation, heavy_first;
   bool rows_in_place;                       // before the call: the first GEMM does not wait for them
   int8_t wgrad_reserve;                     // backward.wgrad=mixed: backward.wgrad_reserve; else negative
+  int8_t second_share;                      // order.second_share
   int32_t workers;                          // that take part: all but the reserved ones, unless these are lent
   int32_t lent_workers;                     // the last ones of them, which may come late, leave early, or never come
   int32_t dispatch_workers;                 // [0, dispatch_workers) copy first, when on_sms
+  int32_t relay_workers;                    // the next ones receive first; 0: those that push do
   int32_t combine_workers, reduce_workers;  // the last ones, dedicated, when on_sms
   int32_t wave_experts, waves, raster;
-  int32_t cluster;     // workers that take a pair of neighbouring GEMM positions together: 1 or 2 (see tile_order.h)
-  int32_t pull_parts;  // a row block is pulled in so many tiles
+  int32_t wave_blocks;  // of the row GEMMs: whole clusters of row blocks of one expert; 0: whole experts
+  int32_t cluster;      // workers that take a pair of neighbouring GEMM positions together: 1 or 2 (see tile_order.h)
+  int32_t pull_parts;   // a row block is pulled in so many tiles
   int32_t tile_m;
   int32_t first_tiles;  // column tiles of the first GEMM
   int32_t chunks;       // non-empty column chunks of the second GEMM
@@ -76,6 +79,11 @@ struct RankProgram {
 // Workers that are there from begin to end.
 UNIEP_HOST_DEVICE int32_t kept_workers(const RankProgram& p) {
   return p.workers - p.lent_workers;
+}
+
+// Those that dispatch or relay before they join the GEMM tiles.
+UNIEP_HOST_DEVICE int32_t first_copying_workers(const RankProgram& p) {
+  return p.dispatch_workers + p.relay_workers;
 }
 
 // Row blocks. A block holds tile_m rows of one expert; the last one of an expert reaches to the end of the padding.

@@ -107,6 +107,14 @@ void add_communication(std::vector<FieldDescriptor>& table) {
                      "the UniEP paper's N_disp; Hybrid-EP's few SMs"),
                UNIEP_MEMBER(comm.dispatch_sms)));
   table.push_back(describe(
+      range(
+          "comm.relay_sms", 0, kMaxWorkersOfAField,
+          "With comm.where=sms and dispatch.transport=push: workers that make the owner's local copies of pushed rows "
+          "while those of comm.dispatch_sms push; they join the GEMM tiles when that is done. 0: the workers that "
+          "push make them, too, one wave behind their pushes.",
+          "the UniEP paper's N_relay"),
+      UNIEP_MEMBER(comm.relay_sms)));
+  table.push_back(describe(
       range("comm.combine_sms", 0, kMaxWorkersOfAField,
             "With comm.where=sms and combine.transport=staged: workers that only send finished rows to their source "
             "ranks and compute no GEMM tile. 0: the computing workers send, after their GEMM tiles.",
@@ -156,6 +164,20 @@ void add_order(std::vector<FieldDescriptor>& table) {
           "FlashInfer's scheduler groups"),
       UNIEP_MEMBER(order.experts_per_wave)));
   table.push_back(describe(
+      numbers(
+          "order.blocks_per_wave", {0, 1, 2, 4, 8, 16, 32, 64},
+          "Row blocks of one expert in a wave of the two row GEMMs, for ranks with few experts. With tile.cluster=2 "
+          "1 is 2. 0: waves are whole experts.",
+          "waves inside an expert"),
+      UNIEP_MEMBER(order.blocks_per_wave)));
+  table.push_back(describe(
+      words("order.experts", {"ascending", "heavy_first"},
+            "The order in which a rank's experts come. heavy_first: those with the most rows first, of equal ones the "
+            "lower; a pushing rank takes each owner's experts in the owner's order. Sums go by ascending experts all "
+            "the same.",
+            "longest processing time first, under skewed routing"),
+      UNIEP_MEMBER(order.experts)));
+  table.push_back(describe(
       words(
           "order.interleave", {"phased", "mixed"},
           "phased: the first GEMM of a wave, then the second GEMM of that wave, then the next wave. mixed: the second "
@@ -163,6 +185,14 @@ void add_order(std::vector<FieldDescriptor>& table) {
           "proportion; under dynamic ones each GEMM has a queue, and most workers stay with one of the two.",
           "mixed: both directions of NVLink stay busy"),
       UNIEP_MEMBER(order.interleave)));
+  table.push_back(describe(
+      range(
+          "order.second_share", 0, 15,
+          "With mixed GEMMs under dynamic queues: sixteenths of the workers that prefer the second GEMM, one worker at "
+          "least and all but one at most. 0: as many as the second GEMM's first column chunk takes of the time that "
+          "it and the first GEMM take. Elsewhere legal is 0.",
+          "which part of the SMs runs the GEMM that fills the links' other direction"),
+      UNIEP_MEMBER(order.second_share)));
   table.push_back(describe(
       words(
           "order.source_rotation", {"off", "on"},

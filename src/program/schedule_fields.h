@@ -1,5 +1,6 @@
 #pragma once
 
+#include <bit>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -21,6 +22,7 @@ enum FieldId : int {
   kDispatchDedup,
   kCommWhere,
   kCommDispatchSms,
+  kCommRelaySms,
   kCommCombineSms,
   kCommReduceSms,
   kCommChunkBytes,
@@ -28,7 +30,10 @@ enum FieldId : int {
   kCommReserveSms,
   kCommLendSms,
   kOrderExpertsPerWave,
+  kOrderBlocksPerWave,
+  kOrderExperts,
   kOrderInterleave,
+  kOrderSecondShare,
   kOrderSourceRotation,
   kOrderRaster,
   kQueue,
@@ -54,10 +59,18 @@ constexpr FieldId stage_field(GemmStage stage, FieldId tile_field) {
 }
 
 // A set of fields, one bit each.
-using FieldMask = uint64_t;
-static_assert(kFieldCount <= 64, "a FieldMask holds one bit a field");
+__extension__ using FieldMask = unsigned __int128;
+static_assert(kFieldCount <= 128, "a FieldMask holds one bit a field");
 constexpr FieldMask field_bit(int field) {
   return FieldMask{1} << field;
+}
+constexpr int field_count(FieldMask mask) {
+  return std::popcount(static_cast<uint64_t>(mask)) + std::popcount(static_cast<uint64_t>(mask >> 64));
+}
+// Of a mask with one bit at least.
+constexpr int first_field(FieldMask mask) {
+  const auto low = static_cast<uint64_t>(mask);
+  return low != 0 ? std::countr_zero(low) : 64 + std::countr_zero(static_cast<uint64_t>(mask >> 64));
 }
 constexpr FieldMask tile_mask() {
   return (field_bit(kTilePipeline) << 1) - field_bit(kTileM);

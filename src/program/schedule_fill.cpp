@@ -95,7 +95,8 @@ class Filler {
     const Schedule open = schedule_;
     const int in_one_kernel = complete();
     // On cuda the stages of one kernel have one tile; in two launches each may have its own.
-    const bool needs_one = !is_open(kOrderInterleave) && schedule_.order.interleave == Interleave::kMixed;
+    const bool given_mixed = !is_open(kOrderInterleave) && open.order.interleave == Interleave::kMixed;
+    const bool needs_one = given_mixed || open.order.blocks_per_wave > 0 || open.order.second_share > 0;
     if (in_one_kernel > 0 && is_open(kFusion) && !needs_one) {
       const Schedule best = schedule_;
       schedule_ = open;
@@ -109,9 +110,13 @@ class Filler {
   // Returns the number of violated rules about tiles.
   int complete() {
     complete_launches();
+    const CommSchedule& comm = schedule_.comm;
     const bool asks_for_sms =
-        schedule_.comm.dispatch_sms > 0 || schedule_.comm.combine_sms > 0 || schedule_.comm.reduce_sms > 0;
+        comm.dispatch_sms > 0 || comm.relay_sms > 0 || comm.combine_sms > 0 || comm.reduce_sms > 0;
     if (is_open(kCommWhere)) schedule_.comm.where = asks_for_sms ? CommWhere::kSms : CommWhere::kWarps;
+    if (is_open(kDispatchTransport) && comm.relay_sms > 0 && !is_backward_on_cuda()) {
+      schedule_.dispatch.transport = DispatchTransport::kPush;
+    }
     complete_workers();
     complete_order();
     return complete_tiles();
@@ -171,13 +176,15 @@ class Filler {
   void complete_launches() {
     if (is_open(kOrderInterleave)) {
       const bool may_mix = schedule_.fusion == Fusion::kLayer && !mixes_wgrads();
-      schedule_.order.interleave = may_mix ? order_.interleave : Interleave::kPhased;
+      const Interleave preferred = schedule_.order.second_share > 0 ? Interleave::kMixed : order_.interleave;
+      schedule_.order.interleave = may_mix ? preferred : Interleave::kPhased;
     }
     if (is_open(kBackwardWgrad)) {
       schedule_.wgrad = schedule_.fusion == Fusion::kNone ? WgradOrder::kAfter : open_wgrad_;
     }
     if (is_open(kQueue)) {
-      schedule_.queue = mixes_wgrads() || schedule_.comm.lend_sms ? QueueKind::kDynamic : order_.queue;
+      const bool by_tickets = mixes_wgrads() || schedule_.comm.lend_sms || schedule_.order.second_share > 0;
+      schedule_.queue = by_tickets ? QueueKind::kDynamic : order_.queue;
     }
   }
 
@@ -186,7 +193,7 @@ class Filler {
       const bool by_waves = schedule_.order.interleave == Interleave::kMixed && order_.mixed_waves > 0;
       const int64_t experts = by_waves ? std::max<int64_t>(context_.local_experts / order_.mixed_waves, 1)
                                        : std::min<int64_t>(order_.experts_per_wave, context_.local_experts);
-      schedule_.order.experts_per_wave = static_cast<int>(experts);
+      schedule_.order.experts_per_wave = schedule_.order.blocks_per_wave > 0 ? 1 : static_cast<int>(experts);
     }
     if (is_open(kOrderRaster)) schedule_.order.raster = order_.raster;
     // A band is summed while the next one is multiplied: in one launch, and where the GEMM itself brings the rows back.
@@ -237,13 +244,14 @@ class Filler {
     }
     const int64_t available = context_.workers - comm.reserve_sms;
     if (is_open(kCommDispatchSms)) {
-      comm.dispatch_sms = on_sms ? smallest_kind(available, available - comm.combine_sms - comm.reduce_sms) : 0;
+      const int64_t left = available - comm.relay_sms - comm.combine_sms - comm.reduce_sms;
+      comm.dispatch_sms = on_sms ? smallest_kind(available, left) : 0;
     }
     // With groups a few workers that only send take up to four times as long as those that compute.
     const bool has_senders =
         on_sms && schedule_.combine.transport == CombineTransport::kStaged && context_.combine_groups == 0;
     if (is_open(kCommCombineSms) && has_senders) {
-      const int64_t left = available - comm.reduce_sms - std::max(1, comm.dispatch_sms);
+      const int64_t left = available - comm.reduce_sms - comm.relay_sms - std::max(1, comm.dispatch_sms);
       comm.combine_sms = left >= 1 ? smallest_kind(available, left) : 0;
     }
   }

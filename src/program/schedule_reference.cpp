@@ -67,7 +67,10 @@ constexpr const char* kRules = R"(## What is filled
   order.interleave `phased` and `queue` `dynamic`.
 - `backward.wgrad` else becomes `fill`, and `after` with fusion=none, or where cuda has no one kernel for the tiles that dgrad_fc1 and
   the weight gradients were given.
-- `comm.where` becomes `sms` when a positive comm.dispatch_sms, comm.combine_sms or comm.reduce_sms is given. Then
+- `order.experts_per_wave` becomes 1 when a positive order.blocks_per_wave is given; `order.interleave` becomes `mixed` and `queue`
+  `dynamic` when a positive order.second_share is.
+- `comm.where` becomes `sms` when a positive comm.dispatch_sms, comm.relay_sms, comm.combine_sms or comm.reduce_sms is given, and
+  `dispatch.transport` becomes `push` with a positive comm.relay_sms. With `sms`
   `comm.dispatch_sms` becomes 1, and so does `comm.combine_sms` with combine.transport=staged, combine_groups 0 and a worker left
   for it.
 - `queue` becomes `dynamic` with comm.lend_sms=on.
@@ -86,13 +89,14 @@ constexpr const char* kRules = R"(## What is filled
 - Every field has one of its values; order.experts_per_wave is at most El.
 - comm.reserve_sms is at most workers - 1.
 - comm.lend_sms=on needs queue=dynamic, comm.where=warps and dispatch.transport=pull. dispatch() and combine() alone ignore it.
-- comm.where=warps: comm.dispatch_sms, comm.combine_sms and comm.reduce_sms are 0.
+- comm.where=warps: comm.dispatch_sms, comm.relay_sms, comm.combine_sms and comm.reduce_sms are 0.
 - comm.where=sms: comm.dispatch_sms is at least 1; comm.combine_sms + comm.reduce_sms are at most available - 1;
-  comm.dispatch_sms is at most available - comm.combine_sms - comm.reduce_sms (it may be all of them: workers that dispatch
-  join the GEMM tiles).
+  comm.dispatch_sms + comm.relay_sms are at most available - comm.combine_sms - comm.reduce_sms (they may be all of them: workers
+  that dispatch or relay join the GEMM tiles). comm.relay_sms is 0 without dispatch.transport=push.
 - combine.transport=epilogue: comm.combine_sms is 0.
 - combine_groups above 0 (Numerics) needs combine.transport=staged.
-- order.interleave=mixed needs fusion=layer.
+- order.interleave=mixed needs fusion=layer. order.second_share above 0 needs order.interleave=mixed and queue=dynamic;
+  order.blocks_per_wave above 0 needs fusion=layer, order.experts_per_wave=1 and, in backward, not backward.wgrad=mixed.
 - Backward: backward.wgrad=fill needs a fusion other than none; backward.wgrad=mixed needs fusion=layer, order.interleave=phased
   and queue=dynamic; without it backward.wgrad_reserve is 5.
 - tile.fc1.m, tile.fc2.m, tile.dgrad_fc2.m and tile.dgrad_fc1.m equal tile.m. The two wgrad stages are free.
@@ -102,12 +106,12 @@ constexpr const char* kRules = R"(## What is filled
   (comm.chunk_bytes + 16) * comm.stages for the ring and 6144 beside, rounded up to 1024, which fit into the shared memory of an
   SM (232448). All stages have the same tile.cluster; it divides available, the comm.*_sms, and with comm.lend_sms=on all workers.
   Forward with fusion=layer: fc1 and fc2 have the same tile.n and tile.stages.
-- cuda, backward: dispatch.transport=push is not built yet. dgrad_fc2 has a stage for every 64 columns: tile.stages are at
+- cuda, backward: dispatch.transport=push is not built yet, nor order.blocks_per_wave above 0. dgrad_fc2 has a stage for every 64 columns: tile.stages are at
   least tile.n / 64. fusion=layer has one wave, order.experts_per_wave=El, with order.interleave=phased and one tile.stages for
   dgrad_fc2 and dgrad_fc1, and is not built where router_weight=output multiplies biases. With backward.wgrad=fill and mixed the weight
   gradients have the tile.n and tile.stages of dgrad_fc1; with after their kernels have no ring, but take 12672 bytes in its
   place, and 1024 beside.
-- dispatch() and combine() alone (`uniep schedule --op`) heed dispatch.*, queue, order.source_rotation, order.experts_per_wave,
+- dispatch() and combine() alone (`uniep schedule --op`) heed dispatch.*, queue, order.source_rotation, order.experts, order.experts_per_wave,
   combine.column_chunks, and of comm: reserve_sms; dispatch_sms (combine: combine_sms), at most available, 0 for all; chunk_bytes and
   stages. cuda: tile.m=128; each of the 16 warps of dispatch, and of 4 to 16 warps of combine, as many as fit, takes
   (comm.chunk_bytes + 16) * comm.stages + 512 bytes, and all share 5120. What other fields say changes nothing, and of the rules
@@ -134,7 +138,10 @@ that it prints.
   | `comm.chunk_bytes` | the power of two that holds a row | where it is more |
   | `comm.lend_sms` | off | comm.reserve_sms is 0 |
   | `order.experts_per_wave` | El | with backward.wgrad=mixed; without fusion=layer, push, or weight gradients of both GEMMs in one launch that does not dispatch x again |
+  | `order.blocks_per_wave` | 2 | is 1, in clusters of two |
+  | `order.experts` | ascending | a rank has one expert |
   | `order.interleave` | phased | there is one wave |
+  | `order.second_share` | 0 | the GEMMs are not mixed (see order.interleave), or under static queues |
   | `order.source_rotation` | on | on one rank |
   | `order.raster` | whole clusters | clusters of two (1 is 2) |
   | `queue` | static | one worker is available, and neither GEMMs nor weight gradients are mixed |

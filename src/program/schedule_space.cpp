@@ -22,7 +22,8 @@ struct Variable {
 };
 
 bool is_worker_count(int field) {
-  return field == kCommDispatchSms || field == kCommCombineSms || field == kCommReduceSms || field == kCommReserveSms;
+  return field == kCommDispatchSms || field == kCommRelaySms || field == kCommCombineSms || field == kCommReduceSms ||
+         field == kCommReserveSms;
 }
 
 // The largest value that this machine and shape can admit.
@@ -125,12 +126,12 @@ class Search {
 
   // The field of a component that most rules tie to others: its value cuts the component into smaller ones soonest.
   int most_tied(FieldMask component) const {
-    int best = std::countr_zero(component), best_ties = -1;
+    int best = first_field(component), best_ties = -1;
     for (FieldMask left = component; left != 0; left &= left - 1) {
-      const int field = std::countr_zero(left);
+      const int field = first_field(left);
       int ties = 0;
       for (const Rule& rule : rules_) {
-        if ((rule.reads & field_bit(field)) != 0) ties += std::popcount(rule.reads & component) - 1;
+        if ((rule.reads & field_bit(field)) != 0) ties += field_count(rule.reads & component) - 1;
       }
       if (ties > best_ties) {
         best = field;
@@ -315,6 +316,11 @@ Schedule sample_legal(uint64_t seed, const ScheduleRequest& request, const Parti
     const int field = (index + kCommonFieldCount) % kFieldCount;
     if (!fixed.given(name_of(field))) variables.push_back({field, possible_values(field, context, false)});
   }
+  // Last what refines other fields' values, which then are as likely as without.
+  std::stable_partition(variables.begin(), variables.end(), [](const Variable& variable) {
+    return variable.field != kCommRelaySms && variable.field != kOrderBlocksPerWave &&
+           variable.field != kOrderExperts && variable.field != kOrderSecondShare;
+  });
   // On cuda dgrad FC2's columns are seldom those of the other stages.
   const bool has_other_columns = context.cuda && request.direction == Direction::kBackward;
   const int always_drawn = has_other_columns ? static_cast<int>(stage_field(GemmStage::kDgradFc2, kTileN)) : -1;

@@ -15,14 +15,18 @@
   TABLE(int32_t, segment_start, s.experts)
 
 // From the placement and a Schedule.
-#define UNIEP_SCHEDULE_TABLES(TABLE)                                                                              \
-  TABLE(int32_t, block_begin, s.local_experts + 1) /* first row block of a local expert */                        \
-  TABLE(int32_t, odd_blocks, s.local_experts + 1)  /* experts before this one with an odd number of row blocks */ \
-  TABLE(int32_t, rotation, s.local_experts)        /* the block that comes first in order */                      \
-  TABLE(int32_t, expert_block, s.experts)          /* first row block of an expert on its own rank */             \
-  TABLE(int32_t, blocks_of_rank, s.ranks)                                                                         \
-  TABLE(int32_t, push_begin, s.runs() + 1) /* first push tile by (destination's local expert, turn) */            \
-  TABLE(int32_t, push_block, s.runs())     /* first block of that run */
+#define UNIEP_SCHEDULE_TABLES(TABLE)                                                                   \
+  TABLE(int32_t, block_begin, s.local_experts + 1) /* first row block of a local expert */             \
+  TABLE(int32_t, rotation, s.local_experts)        /* of a local expert: the block that comes first */ \
+  TABLE(int32_t, expert_block, s.experts)          /* first row block of an expert on its own rank */  \
+  TABLE(int32_t, blocks_of_rank, s.ranks)                                                              \
+  TABLE(int32_t, local_of_turn, s.experts) /* [W, turn] see expert_of_turn() */                        \
+  TABLE(int32_t, turn_of_local, s.local_experts)                                                       \
+  TABLE(int32_t, blocks_before, s.local_experts + 1) /* row blocks of experts of earlier turns */      \
+  TABLE(int32_t, odd_blocks, s.local_experts + 1)    /* those with an odd number of row blocks */      \
+  TABLE(int32_t, spans_before, s.local_experts + 1)  /* of experts of earlier turns, see Span */       \
+  TABLE(int32_t, push_begin, s.runs() + 1)           /* first push tile by (expert's turn, rank's) */  \
+  TABLE(int32_t, push_block, s.runs())               /* first block of that run */
 
 // Of all ranks.
 #define UNIEP_RANK_TABLES(TABLE)                                                 \

@@ -74,8 +74,8 @@ UNIEP_HOST_DEVICE int32_t takers_beside(const RankProgram& p, int32_t walkers) {
 
 UNIEP_HOST_DEVICE WgradQueues wgrad_queues(const RankProgram& p, int32_t launch) {
   WgradQueues queues{launch, gemm_queues(p, launch), 0, 0, 0};
-  queues.wgrad_tickets = tickets_of(p, of_all_experts(p, Stage::kWgradFc2, 0));
-  queues.wgrad_tickets += tickets_of(p, of_all_experts(p, Stage::kWgradFc1, 0));
+  const ExpertRange all{0, p.local_experts};
+  queues.wgrad_tickets = tickets_of(p, {Stage::kWgradFc2, all, 0}) + tickets_of(p, {Stage::kWgradFc1, all, 0});
   queues.beside = queues.wgrad_tickets * (kReserveParts - p.wgrad_reserve) / kReserveParts;
   queues.takers = takers_beside(p, queues.dgrads.walkers);
   return queues;
@@ -110,7 +110,8 @@ UNIEP_HOST_DEVICE bool is_wgrad_due(const RankProgram& p, int32_t launch, const 
   const int64_t wgrad = counters.taken(LayerQueue::kWgrads), firsts = counters.taken(LayerQueue::kFirst);
   if (wgrad >= queues.beside) return false;
   const Task next = list_task(p, launch, ListKind::kCompute, position_of(p, queues, wgrad), walk.cursor);
-  const int64_t before = tickets_of(p, {Stage::kFirstGemm, {0, next.expert + 1}, 0}) + queues.dgrads.walkers;
+  const ExpertRange spans{0, spans_before(p, turn_of_expert(p, next.expert) + 1)};
+  const int64_t before = tickets_of(p, {Stage::kFirstGemm, spans, 0}) + queues.dgrads.walkers;
   return firsts >= (before < queues.dgrads.first_tickets ? before : queues.dgrads.first_tickets);
 }
 

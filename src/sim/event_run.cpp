@@ -106,7 +106,8 @@ void EventRun::begin_launch(int32_t rank, double now) {
   const RankProgram& p = program(rank);
   RankState& state = ranks_[rank];
   state.live = agents_of_rank_;
-  state.copies_left = list_length(p, state.launch, ListKind::kDispatch);
+  state.copies_left =
+      list_length(p, state.launch, ListKind::kDispatch) + list_length(p, state.launch, ListKind::kRelay);
   state.computes.assign(p.workers, 0);
   state.taken.assign(p.workers, 0);
   state.pair_came.assign(p.workers / 2 + 1, 0);

@@ -5,6 +5,16 @@
 
 // What tasks signal, and who goes on then. Where one rank stands for all, its peers signal it when it signals them.
 namespace uniep::sim {
+namespace {
+
+// When a local expert of a rank comes there.
+int32_t turn_of_expert_on(const RankProgram& p, int32_t rank, int32_t local_expert) {
+  int32_t turn = 0;
+  while (expert_of_turn(p, rank, turn) != local_expert) ++turn;
+  return turn;
+}
+
+}  // namespace
 
 void EventRun::add(int32_t rank, int64_t signal, uint32_t amount, double now, double latency) {
   RankState& state = ranks_[rank];
@@ -59,8 +69,8 @@ void EventRun::store_flags(int32_t rank, const Task& task, double now) {
   });
 }
 
-// Rank 0's peers do at the same time what it does, on their own rows: a block stands for the block of the same local
-// expert and number there, and its last one for all that they have more.
+// Rank 0's peers do at the same time what it does, on their own rows: a block stands for the block of the same number
+// of the expert of the same turn there, and its last one for all that they have more.
 void EventRun::mirror_flags(const Task& task, double now) {
   const RankProgram& p = program(0);
   const auto combined = [&](int32_t producer, int32_t unit, int32_t chunk) {
@@ -72,7 +82,7 @@ void EventRun::mirror_flags(const Task& task, double now) {
     const int32_t chunk = task.stage == Stage::kSend ? task.n : chunk_of_tile(p, task.n);
     const int32_t mine = p.block_begin[task.expert + 1] - p.block_begin[task.expert];
     for (int32_t producer = 0; producer < p.ranks; ++producer) {
-      const int32_t expert = producer * p.local_experts + task.expert;
+      const int32_t expert = producer * p.local_experts + expert_of_turn(p, producer, turn_of_expert(p, task.expert));
       const int32_t blocks = blocks_of_rows(p.expert_rows[expert], p.tile_m);
       const int32_t end = task.m == mine - 1 ? blocks : std::min(task.m + 1, blocks);
       for (int32_t m = task.m; m < end; ++m) combined(producer, p.expert_block[expert] + m, chunk);
@@ -86,8 +96,10 @@ void EventRun::mirror_flags(const Task& task, double now) {
   }
   if (task.stage != Stage::kPush) return;
   const int32_t destination = p.rank_of_expert[task.expert];
-  const int32_t source = (p.ranks - destination) % p.ranks, local = task.expert - destination * p.local_experts;
-  const PushRun mine = push_run(p, local, destination);  // rank 0 turns to its peers in their order
+  const int32_t source = (p.ranks - destination) % p.ranks;  // rank 0 turns to its peers in their order
+  const int32_t theirs = task.expert - destination * p.local_experts;
+  const PushRun mine = push_run(p, destination, theirs);
+  const int32_t local = expert_of_turn(p, turn_of_expert_on(p, destination, theirs));
   const int32_t expert = p.first_expert + local, count = p.counts[source * p.experts + expert];
   if (count == 0) return;
   const int32_t offset = p.source_offset[source * p.experts + expert];
@@ -105,10 +117,11 @@ void EventRun::mirror_flags(const Task& task, double now) {
 // Flags of peers' blocks and pushes that rank 0 has no counterpart of.
 void EventRun::mirror_what_nobody_makes() {
   const RankProgram& p = program(0);
-  for (int32_t local = 0; local < p.local_experts; ++local) {
+  for (int32_t turn = 0; turn < p.local_experts; ++turn) {
+    const int32_t local = expert_of_turn(p, turn);
     const bool none = p.combine_groups == 0 && p.block_begin[local + 1] == p.block_begin[local];
     for (int32_t peer = 0; peer < p.ranks; ++peer) {
-      const int32_t theirs = peer * p.local_experts + local;
+      const int32_t theirs = peer * p.local_experts + expert_of_turn(p, peer, turn);
       for (int32_t m = 0; none && m < blocks_of_rows(p.expert_rows[theirs], p.tile_m); ++m) {
         for (int32_t chunk = 0; chunk < p.chunks; ++chunk) {
           set_flag(0,

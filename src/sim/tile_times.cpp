@@ -17,7 +17,7 @@ double slowdown(const Schedule& schedule, const RankProgram& p, const Slowdowns&
   for (int launch = 0; launch < p.launches; ++launch) {
     both |= p.stages[launch].first_gemm && p.stages[launch].second_gemm;
   }
-  const bool mixed = p.mixed && both && p.waves > 1;
+  const bool mixed = p.mixed && both && gemm_waves(p) > 1;
   double factor = 1;
   if (mixed && p.dynamic) factor *= 1 + slow.mixed_queues;
   if (mixed && !p.dynamic) factor *= 1 + (state == State::kPaused ? slow.mixed_list_pause : slow.mixed_list);

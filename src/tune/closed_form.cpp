@@ -148,6 +148,9 @@ GemmPart gemm_part(const Problem& problem, const Schedule& schedule) {
   part.one_launch = schedule.fusion == Fusion::kLayer;
   const double by_wave = std::min<double>(schedule.order.experts_per_wave, experts);
   part.waves = part.one_launch ? std::ceil(experts / by_wave) : 1;
+  if (schedule.order.blocks_per_wave > 0) {
+    part.waves = std::max(experts, std::ceil(problem.load.blocks / schedule.order.blocks_per_wave));
+  }
   part.mixed = part.one_launch && schedule.order.interleave == Interleave::kMixed && part.waves > 1;
   const bool is_static = schedule.queue == QueueKind::kStatic;
   double factor = 1;

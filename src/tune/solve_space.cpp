@@ -87,8 +87,8 @@ void SolveSpace::list_values(int density) {
   const auto gives_workers = [&](int field) {
     return fixed_.given(name_of(field)) && descriptor_of(field).get(base_).value() > 0;
   };
-  const bool by_workers =
-      gives_workers(kCommDispatchSms) || gives_workers(kCommCombineSms) || gives_workers(kCommReduceSms);
+  const bool by_workers = gives_workers(kCommDispatchSms) || gives_workers(kCommRelaySms) ||
+                          gives_workers(kCommCombineSms) || gives_workers(kCommReduceSms);
   wheres_ = allowed(kCommWhere, by_workers ? std::vector<int>{1}
                                 : lends    ? std::vector<int>{0}
                                            : std::vector<int>{0, 1});

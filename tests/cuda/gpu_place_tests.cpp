@@ -51,10 +51,19 @@ std::string compare_programs(PlaceGroup& group, const PlaceCase& c, const StateP
   request.cluster = 1 + pick(2);
   request.schedule.order.source_rotation = pick(2) == 0;
   request.schedule.order.experts_per_wave = 1 + pick(3);
+  if (pick(2) == 0) request.schedule.order.experts = ExpertOrder::kHeavyFirst;
+  if (pick(3) == 0) {
+    request.schedule.order.experts_per_wave = 1;
+    request.schedule.order.blocks_per_wave = 1 << pick(3);
+  }
   request.schedule.tile.m = pick(4) == 0 ? 64 : 128;
   if (pick(2) == 0) {
     request.schedule.comm.where = CommWhere::kSms;
     request.schedule.comm.dispatch_sms = 4;
+    if (pick(2) == 0) {
+      request.schedule.dispatch.transport = DispatchTransport::kPush;
+      request.schedule.comm.relay_sms = 2;
+    }
   }
   const Program program(request, host);
   const size_t ranks = c.tokens.size();
@@ -79,6 +88,10 @@ std::string compare_programs(PlaceGroup& group, const PlaceCase& c, const StateP
     p.tokens_of_rank = tables.tokens_of_rank;
     p.block_begin = own.block_begin;
     p.odd_blocks = own.odd_blocks;
+    p.local_of_turn = own.local_of_turn;
+    p.turn_of_local = own.turn_of_local;
+    p.blocks_before = own.blocks_before;
+    p.spans_before = own.spans_before;
     p.rotation = own.rotation;
     p.expert_block = own.expert_block;
     p.blocks_of_rank = own.blocks_of_rank;
@@ -121,6 +134,10 @@ std::string compare_programs(PlaceGroup& group, const PlaceCase& c, const StateP
     table("tokens_of_rank", seen.tokens_of_rank, p.tokens_of_rank, p.ranks);
     table("token_block_begin", seen.token_block_begin, p.token_block_begin, p.ranks + 1);
     table("block_begin", seen.block_begin, p.block_begin, p.local_experts + 1);
+    table("local_of_turn", seen.local_of_turn, p.local_of_turn, p.experts);
+    table("turn_of_local", seen.turn_of_local, p.turn_of_local, p.local_experts);
+    table("blocks_before", seen.blocks_before, p.blocks_before, p.local_experts + 1);
+    table("spans_before", seen.spans_before, p.spans_before, p.local_experts + 1);
     table("odd_blocks", seen.odd_blocks, p.odd_blocks, p.local_experts + 1);
     table("rotation", seen.rotation, p.rotation, p.local_experts);
     table("expert_block", seen.expert_block, p.expert_block, p.experts);

@@ -29,7 +29,8 @@ using uniep::test::random_layer;
 using uniep::test::RandomLayer;
 using uniep::test::RandomLayerLimits;
 
-// What a random Schedule seldom has: mixed GEMMs, and few workers. Half of all cases have it.
+// What a random Schedule seldom has: mixed GEMMs, few workers, relays, and waves inside experts. Half of all cases have
+// it.
 constexpr int kFewWorkers = 12;
 struct Seldom {
   const char* fields;
@@ -39,7 +40,12 @@ constexpr Seldom kSeldom[] = {
     {"fusion=layer,order.interleave=mixed,queue=dynamic", 4, 0},
     {"fusion=layer,order.interleave=mixed,queue=dynamic,comm.reserve_sms=0,comm.where=warps", 2, kFewWorkers},
     {"fusion=layer,order.interleave=mixed,queue=static,comm.reserve_sms=0", 4, 0},
-    {"comm.where=sms,comm.dispatch_sms=2,comm.reserve_sms=0", 8, 0}};
+    {"comm.where=sms,comm.dispatch_sms=2,comm.reserve_sms=0", 8, 0},
+    {"comm.where=sms,dispatch.transport=push,comm.dispatch_sms=2,comm.relay_sms=2,comm.reserve_sms=0", 8, 0},
+    {"fusion=layer,order.experts_per_wave=1,order.blocks_per_wave=1,comm.reserve_sms=0", 4, 0},
+    {"fusion=layer,order.interleave=mixed,queue=dynamic,order.experts_per_wave=1,order.blocks_per_wave=2,"
+     "order.second_share=5,comm.reserve_sms=0",
+     8, 0}};
 
 const Seldom* seldom_of(uint64_t seed, const CaseOptions& options) {
   if (seed % 2 != 0 || !options.fixed.empty()) return nullptr;
@@ -420,7 +426,7 @@ std::vector<std::string> untaken_branches(const Branches& branches) {
   }
   // Rows that are pushed and mixed GEMMs are not built, and a launch of both GEMMs has one wave.
   for (const std::string& branch : branches.backward.never_taken()) {
-    if (branch == "forward" || names_any(branch, {"push", "mixed GEMMs"})) continue;
+    if (branch == "forward" || names_any(branch, {"push", "mixed GEMMs", "inside an expert"})) continue;
     untaken.push_back("backward: " + branch);
   }
   return untaken;

@@ -200,6 +200,7 @@ TEST(ProcessMemory, TheCallersMemoryIsSharedWhereItLies) {
       reporter.line(reporter.error_of([&] { share_memory(mesh, base, rank == 1 ? 5'000'000 : 1000, 0); }));
       constexpr int64_t kMost = std::numeric_limits<int64_t>::max();
       reporter.line(reporter.error_of([&] { share_memory(mesh, base, kMost, 0); }));
+      const cuda::ScopedDevice scope(0);
       CUdeviceptr plain = 0;
       cuda::check(cuda::driver().cuMemAlloc(&plain, 1000), "cuMemAlloc");
       void* const given = rank == 2 ? reinterpret_cast<void*>(plain) : base;

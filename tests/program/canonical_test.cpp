@@ -146,9 +146,10 @@ TEST(Canonical, RunsAsTheScheduleDoesAndIsItsOwn) {
   }
   branches.expect_all_taken();
   for (const char* const field :
-       {"dispatch.dedup", "comm.chunk_bytes", "order.experts_per_wave", "order.interleave", "order.source_rotation",
-        "order.raster", "queue", "tile.n", "tile.cluster", "tile.pipeline", "combine.column_chunks", "backward.wgrad",
-        "backward.wgrad_reserve", "save.xg", "save.z"}) {
+       {"dispatch.dedup", "comm.chunk_bytes", "order.experts_per_wave", "order.blocks_per_wave", "order.experts",
+        "order.interleave", "order.second_share", "order.source_rotation", "order.raster", "queue", "tile.n",
+        "tile.cluster", "tile.pipeline", "combine.column_chunks", "backward.wgrad", "backward.wgrad_reserve", "save.xg",
+        "save.z"}) {
     EXPECT_TRUE(merged.count(field) == 1) << field << " was never merged";
   }
 }
@@ -156,10 +157,25 @@ TEST(Canonical, RunsAsTheScheduleDoesAndIsItsOwn) {
 // The other way round it need not hold, but fields of the Program must not be merged where they count.
 TEST(Canonical, KeepsApartWhatRunsOtherwise) {
   std::map<std::string, std::pair<int, int>> by_field;  // pairs with other names, of them with other Programs
-  const std::vector<int> of_program{
-      kFusion,          kDispatchTransport,   kDispatchDedup,       kCommWhere,     kOrderExpertsPerWave,
-      kOrderInterleave, kOrderSourceRotation, kOrderRaster,         kQueue,         kTileM,
-      kTileN,           kCombineTransport,    kCombineColumnChunks, kBackwardWgrad, kBackwardWgradReserve};
+  const std::vector<int> of_program{kFusion,
+                                    kDispatchTransport,
+                                    kDispatchDedup,
+                                    kCommWhere,
+                                    kOrderExpertsPerWave,
+                                    kOrderInterleave,
+                                    kOrderSourceRotation,
+                                    kOrderRaster,
+                                    kQueue,
+                                    kTileM,
+                                    kTileN,
+                                    kCombineTransport,
+                                    kCombineColumnChunks,
+                                    kBackwardWgrad,
+                                    kBackwardWgradReserve,
+                                    kOrderBlocksPerWave,
+                                    kOrderExperts,
+                                    kOrderSecondShare,
+                                    kCommRelaySms};
   for (uint64_t seed = 1; seed <= 400; ++seed) {
     LayerCase c =
         layer_case(seed, {.ranks = {2, 4}, .most_local_experts = 6, .most_tokens = 600, .fewest_tokens = 300});
@@ -197,7 +213,7 @@ TEST(CountSpace, DistinctIsTheNumberOfCanonicalSchedules) {
     const int fields = 2 + below(random, 5);
     for (int i = 0; i < fields; ++i) {
       const int field = below(random, 8) == 0 ? below(random, kFieldCount) : below(random, kCommonFieldCount);
-      if (field != kCommDispatchSms && field != kCommCombineSms) vary.insert(name_of(field));
+      if (field != kCommDispatchSms && field != kCommRelaySms && field != kCommCombineSms) vary.insert(name_of(field));
     }
     limits.vary.assign(vary.begin(), vary.end());
     // Fixed values that are not canonical must not hide Schedules.

@@ -1,7 +1,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <ranges>
 #include <stdexcept>
+#include <string_view>
 
 #include "model/place.h"
 #include "program/checker.h"
@@ -131,7 +133,8 @@ const std::vector<std::string> kVaried = {"fusion",
 // every two values that are legal together, and of all cases every so many.
 class SmallLayer {
  public:
-  SmallLayer() : batch_(make_batch({64, 64, 6, 2}, 2, 40, 1)) {
+  SmallLayer()
+      : batch_(make_batch({64, 64, 6, 2}, 2, 40, 1)), blocks_(make_batch({64, 64, 6, 2}, 2, 400, 2, /*unused=*/1)) {
     machine_.ranks = 2;
     machine_.workers = 4;
   }
@@ -157,6 +160,29 @@ class SmallLayer {
               if (!pulls && parts > 1) continue;
               if (!check(direction, numerics, schedule, {cluster, parts})) return false;
             }
+          }
+          return true;
+        },
+        limits);
+  }
+
+  // Experts of several row blocks, in either order and in waves inside them, and workers that relay.
+  void check_orders(Direction direction, const char* varied, const char* fixed) {
+    SpaceLimits limits;
+    limits.fixed = PartialSchedule::parse(fixed);
+    for (const auto field : std::views::split(std::string_view(varied), ',')) {
+      limits.vary.emplace_back(field.begin(), field.end());
+    }
+    for_each_legal(
+        {.direction = direction, .shape = blocks_.shape, .machine = machine_},
+        [&](const Schedule& s) {
+          if (s.order.second_share % 5 != 0 || s.order.blocks_per_wave > 4 || s.combine.column_chunks > 2) return true;
+          for (const int cluster : {1, 2}) {
+            if (!comes_in_clusters(s, machine_.workers, cluster)) continue;
+            const CheckReport report = check_schedule(blocks_, {}, s, direction, machine_, {cluster, 1}, &branches_);
+            EXPECT_TRUE(report.ok) << to_text(s) << "\ncluster " << cluster << "\n" << report.problems.front();
+            ++checked_;
+            if (!report.ok) return false;
           }
           return true;
         },
@@ -194,7 +220,7 @@ class SmallLayer {
     return report.ok;
   }
 
-  const Batch batch_;
+  const Batch batch_, blocks_;
   Machine machine_;
   ValuePairs pairs_;
   BranchCounts branches_;
@@ -206,6 +232,16 @@ TEST(CheckerSpace, SmallLayer) {
   SmallLayer layer;
   for (const int64_t groups : {0, 2}) {
     for (const Direction direction : {Direction::kForward, Direction::kBackward}) layer.check(direction, groups);
+  }
+  for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
+    layer.check_orders(direction,
+                       "order.experts,order.blocks_per_wave,order.interleave,queue,order.second_share,"
+                       "combine.transport,combine.column_chunks,backward.wgrad",
+                       "fusion=layer,order.experts_per_wave=1,tile.m=64");
+    layer.check_orders(direction,
+                       "comm.dispatch_sms,comm.relay_sms,order.experts,order.experts_per_wave,dispatch.dedup,queue,"
+                       "fusion,save.xg",
+                       "comm.where=sms,dispatch.transport=push,tile.m=64,combine.column_chunks=1");
   }
   layer.expect_covered();
 }

@@ -6,6 +6,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "program/program_tables.h"
 #include "support/branch_counts.h"
 
 // The two queues of mixed GEMMs in the small: every interleaving of a few walkers, up to the last one. This is what the
@@ -17,9 +18,11 @@ namespace {
 class SmallRank {
  public:
   SmallRank(const std::vector<int32_t>& blocks, int32_t tiles, int32_t chunks, int32_t wave_experts, int32_t walkers,
-            int32_t cluster) {
-    block_begin_ = odd_blocks_ = {0};
+            int32_t cluster, int32_t wave_blocks = 0) {
+    p_.wave_blocks = wave_blocks;
+    block_begin_ = odd_blocks_ = spans_before_ = {0};
     for (const int32_t count : blocks) {
+      spans_before_.push_back(spans_before_.back() + spans_of_blocks(p_, count));
       block_begin_.push_back(block_begin_.back() + count);
       odd_blocks_.push_back(odd_blocks_.back() + count % 2);
     }
@@ -40,9 +43,10 @@ class SmallRank {
       p_.chunk_column[chunk] = 64 * chunk;
     }
     p_.wgrad_fc2 = {64 * chunks, 64, 64, 64};
-    p_.block_begin = block_begin_.data();
+    p_.block_begin = p_.blocks_before = block_begin_.data();
     p_.odd_blocks = odd_blocks_.data();
     p_.rotation = rotation_.data();
+    p_.spans_before = spans_before_.data();
   }
   SmallRank(const SmallRank&) = delete;
   SmallRank& operator=(const SmallRank&) = delete;
@@ -50,7 +54,7 @@ class SmallRank {
   const RankProgram& program() const { return p_; }
 
  private:
-  std::vector<int32_t> block_begin_, odd_blocks_, rotation_;
+  std::vector<int32_t> block_begin_, odd_blocks_, rotation_, spans_before_;
   RankProgram p_{};
 };
 
@@ -216,10 +220,12 @@ TEST(GemmQueuesInTheSmall, NobodyWaitsForEverInAnyInterleaving) {
   for (const std::vector<int32_t>& blocks : {std::vector<int32_t>{1, 1, 1}, {2, 1}, {1, 0, 2}, {3, 1, 2, 1}}) {
     for (const int32_t tiles : {1, 2}) {
       for (const int32_t chunks : {1, 2}) {
-        for (const int32_t wave_experts : {1, 2}) {
+        for (const int32_t wave_experts : {0, 1, 2}) {
           for (const int32_t cluster : {1, 2}) {
             for (const int32_t walkers : {1, 2, 3}) {
-              const SmallRank rank(blocks, tiles, chunks, wave_experts, walkers, cluster);
+              // Waves of two experts, of one, or of a cluster of row blocks of one.
+              const SmallRank rank(blocks, tiles, chunks, std::max(wave_experts, 1), walkers, cluster,
+                                   wave_experts == 0 ? cluster : 0);
               const RankProgram& p = rank.program();
               const AllInterleavings all(p, Preference::kOfTheQueues, Due::kOfTheQueues);
               const AllInterleavings any_time(p, Preference::kOfTheQueues, Due::kAlways);
@@ -233,6 +239,7 @@ TEST(GemmQueuesInTheSmall, NobodyWaitsForEverInAnyInterleaving) {
               EXPECT_FALSE(all_prefer.found_deadlock());
               EXPECT_TRUE(all_prefer_any_time.found_deadlock());
               branches.count("one walker", walkers == 1);
+              branches.count("waves inside an expert", gemm_waves(p) > p.local_experts);
               branches.count("several walkers, clusters of one", walkers > 1 && cluster == 1);
               branches.count("several walkers, clusters of two", walkers > 1 && cluster == 2);
               branches.count("a ticket taken early, one that does not prefer", any_time.found_early_ticket());

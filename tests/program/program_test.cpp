@@ -17,15 +17,21 @@
 namespace uniep::test {
 namespace {
 
+const char* const kParted = "fusion=layer,order.experts_per_wave=1,order.blocks_per_wave=1,tile.m=64";
+const char* const kRelays = "comm.where=sms,dispatch.transport=push,comm.relay_sms=2,comm.dispatch_sms=2";
 const char* const kGemmQueues = "fusion=layer,order.interleave=mixed,queue=dynamic";
 
 TEST(Checker, PassesRandomLegalPrograms) {
   BranchCounts branches;
-  for (uint64_t seed = 1; seed <= 600; ++seed) {
+  for (uint64_t seed = 1; seed <= 1000; ++seed) {
     const Direction direction = seed % 2 == 0 ? Direction::kForward : Direction::kBackward;
-    // A random schedule seldom has the queues of mixed GEMMs, or of weight gradients beside dgrads.
-    const char* const fixed = seed % 5 == 0 ? kGemmQueues : seed % 10 == 1 ? "backward.wgrad=mixed" : "auto";
-    const BuiltProgram built = build(seed, direction, {}, PartialSchedule::parse(fixed));
+    // What a random schedule seldom has: queues of mixed GEMMs, or of weight gradients beside dgrads, waves inside
+    // experts, and relays.
+    const char* const kSeldom[] = {"auto", kGemmQueues, kParted, "backward.wgrad=mixed", kRelays};
+    const char* const fixed = kSeldom[seed / 2 % std::size(kSeldom)];
+    RandomLayerLimits limits;
+    if (fixed == kParted) limits.most_tokens = 500;
+    const BuiltProgram built = build(seed, direction, limits, PartialSchedule::parse(fixed), fixed == kRelays ? 6 : 0);
     const CheckReport report = check_program(*built.program);
     ASSERT_TRUE(report.ok) << built.text << "\n" << report.problems.front();
     count_layer(branches, built.layer);

@@ -251,11 +251,16 @@ bool is_legal_by_hand(const Schedule& s, const ScheduleCase& c) {
   const int64_t available = c.machine.workers - s.comm.reserve_sms;
   if (available < 1 || s.order.experts_per_wave > c.shape.experts / c.machine.ranks) return false;
   if (s.comm.where == CommWhere::kWarps) {
-    if (s.comm.dispatch_sms + s.comm.combine_sms + s.comm.reduce_sms != 0) return false;
+    if (s.comm.dispatch_sms + s.comm.relay_sms + s.comm.combine_sms + s.comm.reduce_sms != 0) return false;
   } else if (s.comm.dispatch_sms < 1 || s.comm.combine_sms + s.comm.reduce_sms >= available ||
-             s.comm.dispatch_sms + s.comm.combine_sms + s.comm.reduce_sms > available) {
+             s.comm.dispatch_sms + s.comm.relay_sms + s.comm.combine_sms + s.comm.reduce_sms > available) {
     return false;
   }
+  if (s.comm.relay_sms > 0 && s.dispatch.transport == DispatchTransport::kPull) return false;
+  const bool mixes_by_tickets = s.order.interleave == Interleave::kMixed && s.queue == QueueKind::kDynamic;
+  if (s.order.second_share > 0 && !mixes_by_tickets) return false;
+  const bool may_part = s.fusion == Fusion::kLayer && s.order.experts_per_wave == 1;
+  if (s.order.blocks_per_wave > 0 && !may_part) return false;
   const bool may_lend = s.queue == QueueKind::kDynamic && s.comm.where == CommWhere::kWarps &&
                         s.dispatch.transport == DispatchTransport::kPull;
   if (s.comm.lend_sms && !may_lend) return false;
@@ -270,6 +275,7 @@ bool is_legal_by_hand(const Schedule& s, const ScheduleCase& c) {
   if (!backward && s.stage_tile[0].n.value_or(s.tile.n) % 128 != 0) return false;
   if (c.machine.engine != EngineKind::kCuda) return true;
   if (backward && s.dispatch.transport == DispatchTransport::kPush) return false;
+  if (backward && s.order.blocks_per_wave > 0) return false;
   if (backward && s.fusion == Fusion::kLayer) {
     const bool one_wave = s.order.experts_per_wave == c.shape.experts / c.machine.ranks;
     if (!one_wave || s.order.interleave == Interleave::kMixed) return false;
@@ -280,8 +286,8 @@ bool is_legal_by_hand(const Schedule& s, const ScheduleCase& c) {
   const TileShape first = s.tile_of(backward ? GemmStage::kDgradFc2 : GemmStage::kFc1);
   for (int stage = backward ? 2 : 0; stage < (backward ? 6 : 2); ++stage) {
     const TileShape t = s.tile_of(static_cast<GemmStage>(stage));
-    for (const int64_t kind :
-         {available, int64_t{s.comm.dispatch_sms}, int64_t{s.comm.combine_sms}, int64_t{s.comm.reduce_sms}}) {
+    for (const int64_t kind : {available, int64_t{s.comm.dispatch_sms}, int64_t{s.comm.relay_sms},
+                               int64_t{s.comm.combine_sms}, int64_t{s.comm.reduce_sms}}) {
       if (kind % t.cluster != 0) return false;
     }
     const bool gradient = stage == static_cast<int>(GemmStage::kDgradFc2), wgrad = stage > 3;
@@ -328,6 +334,9 @@ TEST(ScheduleValidate, AgreesWithTheRulesWrittenByHand) {
   for (const auto& [field, count] : alone) std::printf("%8d  %s alone is at fault\n", count, field.c_str());
   // Whatever the rules blame, but for fields of the ring and the tile, which stand for each other.
   for (const char* field : {"comm.dispatch_sms",
+                            "comm.relay_sms",
+                            "order.blocks_per_wave",
+                            "order.second_share",
                             "comm.combine_sms",
                             "comm.reduce_sms",
                             "comm.reserve_sms",

@@ -102,7 +102,7 @@ Totals totals(const Program& program) {
           all.of_stage[stage].written_bytes += work.written_bytes;
           all.of_stage[stage].rows_taken += work.rows_taken;
           all.of_stage[stage].rows_put += work.rows_put;
-          ByteMatrix& bytes = list == ListKind::kDispatch ? all.dispatch : all.combine;
+          ByteMatrix& bytes = list == ListKind::kDispatch || list == ListKind::kRelay ? all.dispatch : all.combine;
           for (const Move& move : moves) bytes[move.from][move.to] += move.bytes;
         }
       }

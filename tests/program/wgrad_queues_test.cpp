@@ -47,7 +47,7 @@ class SmallBackwardRank {
     }
     p_.wgrad_fc2 = {64 * chunks, 64, 64, 64};
     p_.wgrad_fc1 = {64, 64 * chunks, 64, 64};
-    p_.block_begin = block_begin_.data();
+    p_.block_begin = p_.blocks_before = block_begin_.data();
     p_.odd_blocks = odd_blocks_.data();
     p_.rotation = rotation_.data();
   }

@@ -147,8 +147,13 @@ TEST(Simulate, RunsEveryTaskOnceAfterItsWaits) {
   test::BranchCounts branches;
   const MachineDescription& machine = shipped_machine("h200");
   for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
-    for (uint64_t seed = 1; seed <= 400; ++seed) {
-      const BuiltProgram built = test::build(seed, direction);
+    for (uint64_t seed = 1; seed <= 600; ++seed) {
+      const bool parts = seed % 5 == 0;  // which a random schedule of few tokens seldom does
+      const BuiltProgram built =
+          parts ? test::build(seed, direction, {.most_local_experts = 6, .most_tokens = 400},
+                              PartialSchedule::parse("fusion=layer,order.experts_per_wave=1,order.blocks_per_wave=1,"
+                                                     "tile.m=64"))
+                : test::build(seed, direction);
       const Simulated simulated = simulate(*built.program, machine, {.record = true});
       expect_right(built, simulated);
       expect_one_at_a_time(built, simulated);
@@ -163,15 +168,21 @@ TEST(Simulate, RunsEveryTaskOnceAfterItsWaits) {
 
 TEST(Simulate, OneRankForAllEndsWhereTokensAreAsMany) {
   test::BranchCounts branches;
+  const PartialSchedule relays =
+      PartialSchedule::parse("comm.where=sms,dispatch.transport=push,comm.dispatch_sms=2,comm.relay_sms=2");
   for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
     for (uint64_t seed = 1; seed <= 400; ++seed) {
-      const BuiltProgram built = test::build(seed, direction);
+      const BuiltProgram built =
+          seed % 8 == 0 ? test::build(seed, direction, {}, relays, 6) : test::build(seed, direction);
       const auto& ranks = built.placement->rank;
       const bool even = std::all_of(ranks.begin(), ranks.end(),
                                     [&](const auto& rank) { return rank.tokens == ranks.front().tokens; });
       branches.count("as many tokens on several ranks", even && ranks.size() > 1);
       branches.count("others", !even);
       branches.count("push", even && ranks.size() > 1 && built.program->rank(0).push);
+      branches.count("push, heavy experts first",
+                     even && ranks.size() > 1 && built.program->rank(0).push && built.program->rank(0).heavy_first);
+      branches.count("push, relays", even && ranks.size() > 1 && built.program->rank(0).relay_workers > 0);
       branches.count("combine groups", even && ranks.size() > 1 && built.program->rank(0).combine_groups > 0);
       const auto run = [&] { return simulate(*built.program, shipped_machine("h200"), {.one_rank = true}); };
       if (even) {

@@ -25,8 +25,12 @@ TEST(TaskCosts, AreWhatTasksOfTheDispatchDo) {
       const sim::RankCosts& own = costs.ranks.at(static_cast<std::size_t>(rank));
       std::vector<int64_t> fetched(program.ranks());
       for (int launch = 0; launch < p.launches; ++launch) {
-        for (int64_t i = 0; i < list_length(p, launch, ListKind::kDispatch); ++i) {
-          const Task task = list_task(p, launch, ListKind::kDispatch, i);
+        const int64_t dispatched = list_length(p, launch, ListKind::kDispatch);
+        for (int64_t i = 0; i < dispatched + list_length(p, launch, ListKind::kRelay); ++i) {
+          const bool relayed = i >= dispatched;
+          const Task task = relayed ? list_task(p, launch, ListKind::kRelay, i - dispatched)
+                                    : list_task(p, launch, ListKind::kDispatch, i);
+          branches.count("relayed", relayed);
           if (!task.has_tile()) continue;
           const TaskWork work = task_work(program, p, task, &moves);
           std::map<int32_t, int64_t> rows;

@@ -41,7 +41,9 @@ const char* const kSeldom[] = {"fusion=layer,order.interleave=mixed,queue=dynami
                                "fusion=layer,order.interleave=mixed,queue=static,comm.reserve_sms=0",
                                "fusion=layer,order.interleave=phased,queue=dynamic,backward.wgrad=mixed",
                                "queue=dynamic,comm.lend_sms=on",
-                               "comm.where=sms,comm.dispatch_sms=2,comm.reserve_sms=0"};
+                               "comm.where=sms,comm.dispatch_sms=2,comm.reserve_sms=0",
+                               "comm.where=sms,dispatch.transport=push,comm.relay_sms=1,comm.reserve_sms=0",
+                               "fusion=layer,order.experts_per_wave=1,order.blocks_per_wave=1,tile.m=64"};
 
 }  // namespace
 

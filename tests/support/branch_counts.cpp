@@ -19,6 +19,21 @@ bool any_rank(const Program& program, const Holds& holds) {
   return false;
 }
 
+// Whether an expert has rows for several waves of its own.
+bool has_parted_experts(const RankProgram& p) {
+  for (int32_t turn = 0; p.wave_blocks > 0 && turn < p.local_experts; ++turn) {
+    if (p.spans_before[turn + 1] - p.spans_before[turn] > 1) return true;
+  }
+  return false;
+}
+
+bool comes_out_of_order(const RankProgram& p) {
+  for (int32_t turn = 0; turn < p.local_experts; ++turn) {
+    if (expert_of_turn(p, turn) != turn) return true;
+  }
+  return false;
+}
+
 void count_queues(BranchCounts& branches, const Program& program) {
   const RankProgram& p = program.rank(0);
   const bool pairs = p.cluster == 2;
@@ -42,6 +57,12 @@ void count_queues(BranchCounts& branches, const Program& program) {
   branches.count("mixed GEMMs, dynamic queues, one pair", walkers == 1 && pairs);
   branches.count("mixed GEMMs, dynamic queues, several pairs", walkers > 1 && pairs);
   branches.count("mixed GEMMs, dynamic queues, several waves and chunks", queues && p.waves > 1 && p.chunks > 1);
+  branches.count("mixed GEMMs, dynamic queues, a given share", queues && p.second_share > 0 && walkers > 2);
+  const bool parted = any_rank(program, has_parted_experts);
+  branches.count("waves inside an expert", parted);
+  branches.count("waves inside an expert, clusters of two", parted && pairs);
+  branches.count("waves inside an expert, mixed GEMMs, dynamic queues", parted && queues);
+  branches.count("waves inside an expert, mixed GEMMs, static queues", parted && is_merged(p));
 }
 
 void count_transports(BranchCounts& branches, const Program& program) {
@@ -61,6 +82,8 @@ void count_transports(BranchCounts& branches, const Program& program) {
   branches.count("copy warps", !p.on_sms);
   branches.count("copy sms", p.on_sms);
   branches.count("copy sms, clusters of two", p.on_sms && p.cluster == 2);
+  branches.count("relay sms, push", p.relay_workers > 0);
+  branches.count("relay sms, push, dynamic queues", p.relay_workers > 0 && p.dynamic);
   branches.count("combine sms", p.combine_workers > 0);
   branches.count("reduce sms", p.reduce_workers > 0);
   branches.count("reserved sms", p.workers < program.request().workers);
@@ -78,6 +101,7 @@ void count_order(BranchCounts& branches, const Program& program) {
   branches.count("raster", p.raster > 1);
   branches.count("several waves", p.waves > 1);
   branches.count("no rotation of sources", !p.source_rotation);
+  branches.count("heavy experts first", any_rank(program, comes_out_of_order));
   branches.count("fusion none", schedule.fusion == Fusion::kNone);
   branches.count("fusion pairs", schedule.fusion == Fusion::kPairs);
   branches.count("fusion layer", schedule.fusion == Fusion::kLayer);

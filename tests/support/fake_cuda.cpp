@@ -102,6 +102,12 @@ void take_time() {
   if (microseconds != nullptr) ::usleep(static_cast<useconds_t>(std::atoi(microseconds)));
 }
 
+// Of the calling thread, as the driver has it: what works in a context fails without one, but for what has its own, as
+// events have.
+thread_local CUcontext current = nullptr;
+#define IN_CONTEXT() \
+  if (current == nullptr) return CUDA_ERROR_INVALID_CONTEXT
+
 CUresult done() {
   const char* const busy = std::getenv("FAKE_CUDA_BUSY");
   return busy != nullptr && *busy == '1' ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
@@ -207,15 +213,17 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext* context, CUdevice device) {
   *context = reinterpret_cast<CUcontext>(static_cast<uintptr_t>(device) + 1);
   return CUDA_SUCCESS;
 }
-CUresult cuCtxSetCurrent(CUcontext) {
+CUresult cuCtxSetCurrent(CUcontext context) {
+  current = context;
   return CUDA_SUCCESS;
 }
 CUresult cuCtxGetCurrent(CUcontext* context) {
-  *context = nullptr;
+  *context = current;
   return CUDA_SUCCESS;
 }
 
 CUresult cuMemAlloc(CUdeviceptr* address, size_t size) {
+  IN_CONTEXT();
   REQUEST("cuMemAlloc");
   *address = reinterpret_cast<CUdeviceptr>(std::calloc(size, 1));
   if (*address == 0) return CUDA_ERROR_OUT_OF_MEMORY;
@@ -223,6 +231,7 @@ CUresult cuMemAlloc(CUdeviceptr* address, size_t size) {
   return CUDA_SUCCESS;
 }
 CUresult cuMemFree(CUdeviceptr address) {
+  IN_CONTEXT();
   if (state().plain.erase(address) == 0) return CUDA_ERROR_INVALID_VALUE;
   std::free(memory(address));
   return CUDA_SUCCESS;
@@ -346,10 +355,12 @@ CUresult cuMemUnmap(CUdeviceptr address, size_t size) {
 }
 
 CUresult cuMemcpyHtoDAsync(CUdeviceptr to, const void* from, size_t size, CUstream) {
+  IN_CONTEXT();
   std::memcpy(memory(to), from, size);
   return CUDA_SUCCESS;
 }
 CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t size, CUstream) {
+  IN_CONTEXT();
   if (size == sizeof(WaitReport)) {
     report = static_cast<WaitReport*>(memory(from));
     told = static_cast<WaitReport*>(to);
@@ -365,24 +376,29 @@ CUresult cuMemcpyDtoHAsync(void* to, CUdeviceptr from, size_t size, CUstream) {
   return CUDA_SUCCESS;
 }
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t size, CUstream) {
+  IN_CONTEXT();
   PLANNED("cuMemsetD8Async");
   std::memset(memory(to), value, size);
   return CUDA_SUCCESS;
 }
 CUresult cuStreamCreate(CUstream* stream, unsigned int) {
+  IN_CONTEXT();
   REQUEST("cuStreamCreate");
   ++state().objects;
   *stream = reinterpret_cast<CUstream>(uintptr_t{16});
   return CUDA_SUCCESS;
 }
 CUresult cuStreamDestroy(CUstream) {
+  IN_CONTEXT();
   --state().objects;
   return CUDA_SUCCESS;
 }
 CUresult cuStreamQuery(CUstream) {
+  IN_CONTEXT();
   return done();
 }
 CUresult cuEventCreate(CUevent* event, unsigned int) {
+  IN_CONTEXT();
   REQUEST("cuEventCreate");
   ++state().objects;
   *event = reinterpret_cast<CUevent>(uintptr_t{16});
@@ -393,6 +409,7 @@ CUresult cuEventDestroy(CUevent) {
   return CUDA_SUCCESS;
 }
 CUresult cuEventRecord(CUevent, CUstream) {
+  IN_CONTEXT();
   state().kernels_behind_events = 0;
   return CUDA_SUCCESS;
 }
@@ -427,39 +444,47 @@ CUresult cuCtxEnablePeerAccess(CUcontext, unsigned int) {
   return CUDA_SUCCESS;
 }
 CUresult cuCtxSynchronize() {
+  IN_CONTEXT();
   PLANNED("cuCtxSynchronize");
   while (replayed) ::usleep(1000);
   return CUDA_SUCCESS;
 }
 CUresult cuModuleLoadData(CUmodule* module, const void*) {
+  IN_CONTEXT();
   REQUEST("cuModuleLoadData");
   *module = reinterpret_cast<CUmodule>(std::malloc(1));
   state().modules[*module];
   return CUDA_SUCCESS;
 }
 CUresult cuModuleUnload(CUmodule module) {
+  IN_CONTEXT();
   if (state().modules.erase(module) == 0) return CUDA_ERROR_INVALID_VALUE;
   std::free(module);
   return CUDA_SUCCESS;
 }
 CUresult cuModuleGetFunction(CUfunction* function, CUmodule module, const char* name) {
+  IN_CONTEXT();
   *function = reinterpret_cast<CUfunction>(&state().modules.at(module)[name]);
   *reinterpret_cast<int*>(*function) = state().spilled;
   if (state().launches["uniep_layer"] > 0) ++state().lookups_behind_launch;
   return CUDA_SUCCESS;
 }
 CUresult cuFuncSetAttribute(CUfunction, CUfunction_attribute, int) {
+  IN_CONTEXT();
   return CUDA_SUCCESS;
 }
 CUresult cuFuncGetAttribute(int* value, CUfunction_attribute, CUfunction function) {
+  IN_CONTEXT();
   *value = *reinterpret_cast<int*>(function);
   return CUDA_SUCCESS;
 }
 CUresult cuOccupancyMaxActiveClusters(int* clusters, CUfunction, const CUlaunchConfig*) {
+  IN_CONTEXT();
   *clusters = 1000;
   return CUDA_SUCCESS;
 }
 CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, void** arguments, void**) {
+  IN_CONTEXT();
   PLANNED("cuLaunchKernelEx");
   for (auto& [module, functions] : state().modules) {
     for (auto& [name, spilled] : functions) {
@@ -486,6 +511,7 @@ CUresult cuLaunchKernelEx(const CUlaunchConfig* config, CUfunction function, voi
   return CUDA_ERROR_INVALID_HANDLE;  // of a module that was unloaded
 }
 CUresult cuEventElapsedTime(float* milliseconds, CUevent, CUevent) {
+  IN_CONTEXT();
   *milliseconds = 0.1F;
   return CUDA_SUCCESS;
 }
@@ -503,6 +529,7 @@ CUresult cuPointerGetAttributes(unsigned int count, CUpointer_attribute* attribu
   return CUDA_SUCCESS;
 }
 CUresult cuMemHostAlloc(void** address, size_t size, unsigned int) {
+  IN_CONTEXT();
   REQUEST("cuMemHostAlloc");
   *address = std::calloc(size, 1);
   ++state().objects;
@@ -515,22 +542,27 @@ CUresult cuMemFreeHost(void* address) {
   return CUDA_SUCCESS;
 }
 CUresult cuMemcpyDtoDAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream) {
+  IN_CONTEXT();
   std::memcpy(memory(to), memory(from), size);
   return CUDA_SUCCESS;
 }
 CUresult cuStreamSynchronize(CUstream) {
+  IN_CONTEXT();
   return CUDA_SUCCESS;
 }
 CUresult cuStreamWaitEvent(CUstream, CUevent, unsigned int) {
+  IN_CONTEXT();
   return CUDA_SUCCESS;
 }
 CUresult cuStreamGetCaptureInfo(CUstream, CUstreamCaptureStatus* status, cuuint64_t* id, CUgraph*, const CUgraphNode**,
                                 const CUgraphEdgeData**, size_t*) {
+  IN_CONTEXT();
   *status = capture_status();
   *id = captured ? 1 : 0;
   return CUDA_SUCCESS;
 }
 CUresult cuStreamIsCapturing(CUstream, CUstreamCaptureStatus* status) {
+  IN_CONTEXT();
   *status = capture_status();
   return CUDA_SUCCESS;
 }

@@ -69,7 +69,8 @@ inline bool may_have_wgrad(const Schedule& s) {
   if (s.wgrad != WgradOrder::kMixed && s.wgrad_reserve != 5) return false;
   if (s.wgrad == WgradOrder::kFill) return s.fusion != Fusion::kNone;
   const bool phased = s.order.interleave == Interleave::kPhased, dynamic = s.queue == QueueKind::kDynamic;
-  return s.wgrad == WgradOrder::kAfter || (s.fusion == Fusion::kLayer && phased && dynamic);
+  const bool whole = s.order.blocks_per_wave == 0;
+  return s.wgrad == WgradOrder::kAfter || (s.fusion == Fusion::kLayer && phased && dynamic && whole);
 }
 
 inline void count_case(BranchCounts& branches, const ScheduleCase& c) {

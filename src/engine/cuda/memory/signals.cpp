@@ -19,7 +19,17 @@ std::string place_of(const cuda::WaitReport& report) {
          "), launch " + std::to_string(report.launch);
 }
 
-std::string signal_text(const cuda::AwaitedSignal& awaited) {
+// Whose rows or sums a flag tells of: see pushed_flag() and combined_flag().
+std::string owner_text(const cuda::WaitReport& report) {
+  const int64_t units = static_cast<FlagSpace>(report.awaited.space) == FlagSpace::kPushed
+                            ? report.blocks
+                            : int64_t{report.units} * kMaxColumnChunks;
+  if (units <= 0 || report.ranks <= 0) return "";
+  return " of rank " + std::to_string(report.awaited.index / units % report.ranks);
+}
+
+std::string signal_text(const cuda::WaitReport& report) {
+  const cuda::AwaitedSignal& awaited = report.awaited;
   const std::string index = std::to_string(awaited.index);
   if (awaited.kind == cuda::SignalKind::kCounter) {
     return std::string("counter ") + counter_name(static_cast<CounterSpace>(awaited.space)) + "[" + index + "]";
@@ -27,7 +37,7 @@ std::string signal_text(const cuda::AwaitedSignal& awaited) {
   const auto space = static_cast<FlagSpace>(awaited.space);
   if (space == FlagSpace::kArrive) return "rank " + index + " to arrive";
   if (space == FlagSpace::kDone) return "rank " + index + " to be done";
-  return std::string("flag ") + flag_name(space) + "[" + index + "]";
+  return std::string("flag ") + flag_name(space) + "[" + index + "]" + owner_text(report);
 }
 
 const char* kind_name(cuda::CallKind kind) {
@@ -78,7 +88,7 @@ std::string describe(const cuda::WaitReport& report) {
     case cuda::SignalKind::kOtherCall:
       return rank + " and " + peer + " do not make the same call";
     default:
-      return rank + " waited too long " + place_of(report) + ", for " + signal_text(report.awaited) + ": expected " +
+      return rank + " waited too long " + place_of(report) + ", for " + signal_text(report) + ": expected " +
              std::to_string(report.awaited.expected) + ", seen " + std::to_string(report.awaited.seen);
   }
 }

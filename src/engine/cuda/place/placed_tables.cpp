@@ -150,9 +150,12 @@ const std::vector<DeviceProgram>& PlacedTables::programs(
   for (const std::unique_ptr<Made>& made : made_) {
     if (same_program(made->request, request)) return made->programs;
   }
-  if (is_captured(targets.front().stream) && !cache_->is_capturing()) {
-    throw Error(Status::kInvalidArgument,
-                "placement: made by another Group, and the call goes into a CUDA graph; call place() with this one");
+  {
+    const ScopedDevice scope(targets.front().device);
+    if (is_captured(targets.front().stream) && !cache_->is_capturing()) {
+      throw Error(Status::kInvalidArgument,
+                  "placement: made by another Group, and the call goes into a CUDA graph; call place() with this one");
+    }
   }
   if (asked_ == nullptr || !same_program(asked_->request(), request)) {
     asked_ = std::make_unique<const Program>(request, placement);

@@ -90,6 +90,8 @@ struct WaitReport {
   int32_t direction;
   int32_t stage, expert, m, n;  // of the task that waited; kNoStage at the begin or end of a call
   AwaitedSignal awaited;
+  int32_t ranks, blocks,
+      units;  // how a flag's index says whose it is: RankProgram's ranks, most_blocks, combine_units()
 };
 
 // A rank's state of its own on its GPU, from call to call.
@@ -121,6 +123,9 @@ UNIEP_DEVICE void write_report(WaitReport* report, const WaitReport& content) {
   report->m = content.m;
   report->n = content.n;
   report->awaited = content.awaited;
+  report->ranks = content.ranks;
+  report->blocks = content.blocks;
+  report->units = content.units;
   ptx::store_release_system(&report->failed, 1);
 }
 #endif

@@ -5,8 +5,8 @@
 #include "engine/cuda/device/transfer/reduce.h"
 
 // The copies of the megakernel. comm.where=warps: each CTA's copy warp walks the lists of copies beside the GEMMs.
-// comm.where=sms: the first CTAs dispatch with all their warps before they join the GEMMs, and math warps send once
-// their CTA has no more tiles. Either way all warps that are through sum what has come back.
+// comm.where=sms: the first CTAs dispatch or relay with all their warps before they join the GEMMs, and math warps send
+// once their CTA has no more tiles. Either way all warps that are through sum what has come back.
 namespace uniep::cuda {
 
 // The send list, when the combine is staged. False once the call has failed.
@@ -52,14 +52,16 @@ UNIEP_DEVICE auto& pipeline_copies(LayerStorage<kLayer>& shared, uint32_t warp) 
   return storage;
 }
 
-// All warps of a CTA that dispatches, before its pipeline starts. Neither this nor send_and_reduce() is inlined: the
-// compiler would spill registers of the math warps' loop for them.
+// All warps of a CTA that dispatches or relays, before its pipeline starts. Neither this nor send_and_reduce() is
+// inlined: the compiler would spill registers of the math warps' loop for them.
 template <LayerKernelConfig kLayer>
 __device__ __noinline__ void dispatch_first(LayerStorage<kLayer>& shared, uint32_t warp) {
   const RunningCall running = running_call(shared);
   auto& storage = pipeline_copies(shared, warp);
   CopyRing ring(storage.ring);
-  run_dispatch(running, ring, storage.walk, Share{warp, PipelineCopies<kLayer>::kWarps});
+  const bool relays = running.worker >= running.call.program.dispatch_workers;
+  run_dispatch(running, ring, storage.walk, Share{warp, PipelineCopies<kLayer>::kWarps},
+               relays ? ListKind::kRelay : ListKind::kDispatch);
   __syncwarp();
   if (ptx::lane_index() == 0) invalidate_copy_ring(storage.ring);
   ptx::fence_proxy_async_shared();

@@ -100,7 +100,7 @@ UNIEP_DEVICE void begin_mixed_list(const RunningCall& running, MixedList<true>& 
 
 UNIEP_DEVICE bool dispatches_first(const RunningCall& running) {
   const RankProgram& p = running.call.program;
-  return p.stages[running.launch].dispatch && running.worker < p.dispatch_workers;
+  return p.stages[running.launch].dispatch && running.worker < first_copying_workers(p);
 }
 
 // A warp's share of the maps, which the host wrote to memory that an earlier call's maps may have been in.

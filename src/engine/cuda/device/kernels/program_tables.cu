@@ -36,10 +36,20 @@ extern "C" __global__ void __launch_bounds__(kPlaceThreads)
   const int32_t thread = static_cast<int32_t>(threadIdx.x);
   const auto blocks_of = [&](int32_t expert) { return blocks_of_rows(p.expert_rows[expert], p.tile_m); };
   if (thread == 0) rows = 0;
+  for (int32_t expert = thread; expert < p.experts; expert += kPlaceThreads) {
+    const int32_t first = expert / p.local_experts * p.local_experts, local = expert - first;
+    const int32_t turn = p.heavy_first ? heavy_turn(p, expert) : local;
+    tables.local_of_turn[first + turn] = local;
+    if (first == p.first_expert) tables.turn_of_local[local] = turn;
+  }
+  __syncthreads();
+  const auto blocks_of_turn = [&](int32_t turn) { return blocks_of(p.first_expert + expert_of_turn(p, turn)); };
   write_sums(block_sums, p.experts, blocks_of);
-  write_sums(tables.odd_blocks, p.local_experts, [&](int32_t local) { return blocks_of(p.first_expert + local) % 2; });
-  write_sums(tables.push_begin, p.local_experts * p.ranks,
-             [&](int32_t i) { return push_run(p, i / p.ranks, i % p.ranks).blocks; });
+  write_sums(tables.blocks_before, p.local_experts, blocks_of_turn);
+  write_sums(tables.odd_blocks, p.local_experts, [&](int32_t turn) { return blocks_of_turn(turn) % 2; });
+  write_sums(tables.spans_before, p.local_experts,
+             [&](int32_t turn) { return spans_of_blocks(p, blocks_of_turn(turn)); });
+  write_sums(tables.push_begin, p.local_experts * p.ranks, [&](int32_t i) { return push_run_in_order(p, i).blocks; });
   __syncthreads();
 
   for (int32_t expert = thread; expert < p.experts; expert += kPlaceThreads) {
@@ -53,7 +63,7 @@ extern "C" __global__ void __launch_bounds__(kPlaceThreads)
     atomicAdd(&rows, static_cast<unsigned int>(p.expert_rows[p.first_expert + local]));
   }
   for (int32_t i = thread; i < p.local_experts * p.ranks; i += kPlaceThreads) {
-    tables.push_block[i] = push_run(p, i / p.ranks, i % p.ranks).first;
+    tables.push_block[i] = push_run_in_order(p, i).first;
   }
   __syncthreads();
   if (thread != 0) return;

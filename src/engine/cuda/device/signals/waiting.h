@@ -53,6 +53,9 @@ UNIEP_DEVICE void report_wait(const RunningCall& running, const uniep::Task& tas
   content.m = task.m;
   content.n = task.n;
   content.awaited = awaited;
+  content.ranks = running.call.program.ranks;
+  content.blocks = running.call.program.most_blocks;
+  content.units = combine_units(running.call.program);
   write_report(&running.call.state->report, content);
 }
 

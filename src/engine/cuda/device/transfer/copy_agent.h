@@ -30,16 +30,15 @@ UNIEP_DEVICE TileRecorder copy_recorder(const RunningCall& running, WalkState& s
 }
 
 // The tasks of a list that fall to an agent, one after the other. A whole warp.
-template <ListKind kKind>
 class ListWalk {
  public:
-  UNIEP_DEVICE ListWalk(const RunningCall& running, WalkState& state, Share share)
-      : running_(running), state_(state), stride_(share.count) {
-    const Participants who = participants_of(running.call.program, running.launch, kKind);
+  UNIEP_DEVICE ListWalk(const RunningCall& running, WalkState& state, Share share, ListKind kind)
+      : running_(running), state_(state), stride_(share.count), kind_(kind) {
+    const Participants who = participants_of(running.call.program, running.launch, kind);
     const bool walks = running.worker >= who.begin && running.worker < who.end;
     __syncwarp();
     if (ptx::lane_index() != 0) return;
-    state_.length = walks ? list_length(running.call.program, running.launch, kKind) : 0;
+    state_.length = walks ? list_length(running.call.program, running.launch, kind) : 0;
     state_.cursor = {};
     state_.index = share.index;
     state_.all_arrived = false;
@@ -61,21 +60,23 @@ class ListWalk {
       const int64_t position = state_.length == 0 ? 0 : take_position();
       state_.found = position < state_.length;
       if (!state_.found) return;
-      state_.task = copy_list_task(running_.call.program, running_.launch, kKind, position, state_.cursor);
+      state_.task = copy_list_task(running_.call.program, running_.launch, kind_, position, state_.cursor);
     } while (!state_.task.has_tile());
   }
 
   UNIEP_DEVICE int64_t take_position() {
     const RankProgram& p = running_.call.program;
-    if (p.dynamic) return take_ticket(running_, ticket_counter(running_.launch, kKind));
+    if (p.dynamic) return take_ticket(running_, ticket_counter(running_.launch, kind_));
     const uint32_t index = state_.index;
     state_.index += stride_;
-    return even_position(participants_of(p, running_.launch, kKind), running_.worker, index);
+    const Participants who = participants_of(p, running_.launch, kind_);
+    return even_position(who, running_.worker, index);
   }
 
   const RunningCall& running_;
   WalkState& state_;
   uint32_t stride_;
+  ListKind kind_;
 };
 
 // What a copying warp has in shared memory.
@@ -118,10 +119,11 @@ UNIEP_DEVICE bool run_copy(const RunningCall& running, const uniep::Task& task, 
   return true;
 }
 
-// One warp with a ring of its own: pull, or push and receive. False once the call has failed.
+// One warp with a ring of its own: pull, push or receive what stands in the list. False once the call has failed.
 template <typename Ring>
-UNIEP_DEVICE bool run_dispatch(const RunningCall& running, Ring& ring, WalkState& state, Share share) {
-  ListWalk<ListKind::kDispatch> walk(running, state, share);
+UNIEP_DEVICE bool run_dispatch(const RunningCall& running, Ring& ring, WalkState& state, Share share,
+                               ListKind kind = ListKind::kDispatch) {
+  ListWalk walk(running, state, share, kind);
   bool holds = true;
   while (holds && walk.next()) {
     const uniep::Task& task = walk.task();
@@ -139,7 +141,7 @@ UNIEP_DEVICE bool run_dispatch(const RunningCall& running, Ring& ring, WalkState
 // One warp with a ring of its own: the staged combine without groups. False once the call has failed.
 template <typename Ring>
 UNIEP_DEVICE bool run_send(const RunningCall& running, Ring& ring, WalkState& state, Share share) {
-  ListWalk<ListKind::kSend> walk(running, state, share);
+  ListWalk walk(running, state, share, ListKind::kSend);
   bool holds = true;
   while (holds && walk.next()) holds = run_copy<Stage::kSend>(running, walk.task(), state, ring);
   return holds;
@@ -150,7 +152,7 @@ UNIEP_DEVICE bool run_send(const RunningCall& running, Ring& ring, WalkState& st
 template <typename Sum>
 UNIEP_DEVICE bool run_group_send(const RunningCall& running, WalkState& state, Share share, const SendTeam& team,
                                  Sum& sum) {
-  ListWalk<ListKind::kSend> walk(running, state, share);
+  ListWalk walk(running, state, share, ListKind::kSend);
   const TileRecorder recorder = copy_recorder(running, state);
   while (walk.next()) {
     recorder.wait_begins();
