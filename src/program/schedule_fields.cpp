@@ -171,11 +171,12 @@ void add_order(std::vector<FieldDescriptor>& table) {
           "waves inside an expert"),
       UNIEP_MEMBER(order.blocks_per_wave)));
   table.push_back(describe(
-      words("order.experts", {"ascending", "heavy_first"},
-            "The order in which a rank's experts come. heavy_first: those with the most rows first, of equal ones the "
-            "lower; a pushing rank takes each owner's experts in the owner's order. Sums go by ascending experts all "
-            "the same.",
-            "longest processing time first, under skewed routing"),
+      words(
+          "order.experts", {"ascending", "heavy_first"},
+          "The order in which a rank's experts come. heavy_first: those with the most rows first, of equal ones the "
+          "lower; a pushing rank takes each owner's experts in the owner's order. With dispatch.dedup=on a token comes "
+          "with the lowest of its experts all the same.",
+          "longest processing time first, under skewed routing"),
       UNIEP_MEMBER(order.experts)));
   table.push_back(describe(
       words(
@@ -210,7 +211,8 @@ void add_order(std::vector<FieldDescriptor>& table) {
   table.push_back(describe(
       words("queue", {"static", "dynamic"},
             "static: the tiles of a worker follow from its number, round robin over the list (a worker that dispatches "
-            "first joins at a position that is fixed beforehand). dynamic: a worker takes the next tile of the list by "
+            "or relays first joins at a position that is fixed beforehand). dynamic: a worker takes the next tile of "
+            "the list by "
             "a ticket from one counter (mixed GEMMs: one each).",
             "static: HyperParallel-MoE's static task lists; dynamic: ticket counters"),
       UNIEP_MEMBER(queue)));

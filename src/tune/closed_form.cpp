@@ -216,6 +216,15 @@ DispatchPart dispatch_part(const Problem& problem, const Schedule& schedule) {
     part.copy = (taken * port.in + load.rows * port.out) * bytes * 1e-6 * (1 + port.overhead) +
                 tasks * (copy.task / 2 + (push ? copy.push : 0)) / port.warps;
     part.first = kFirstByWorkers;
+    if (const int relays = schedule.comm.relay_sms; relays > 0) {
+      // Either kind has a share of its own: rows that cross, once, and those that are put beside.
+      const double us = bytes * 1e-6 * (1 + port.overhead), beside = load.rows - taken;
+      const double pushed = taken * (port.in + port.out) * us + tasks * (copy.task / 2 + copy.push) / port.warps;
+      const double relayed =
+          (std::min(taken, beside) * port.in + beside * port.out) * us + tasks * (copy.task / 2) / port.warps;
+      part.workers = schedule.comm.dispatch_sms + relays;
+      part.copy = part.workers * std::max(pushed / schedule.comm.dispatch_sms, relayed / relays);
+    }
   }
   part.taken = load.rows * sim::taken_from_tiles(machine, schedule.comm, bytes);
   const bool once = schedule.dispatch.dedup;

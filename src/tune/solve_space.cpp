@@ -78,9 +78,14 @@ std::vector<int> SolveSpace::allowed(int field, std::vector<int> values) {
 void SolveSpace::list_values(int density) {
   values_.clear();
   fields_.clear();
-  fusions_ = allowed(kFusion, {2, 1, 0});
+  // Fields that are for some values of others alone.
+  const bool parts_experts = base_.order.blocks_per_wave > 0, shares = base_.order.second_share > 0;
+  const bool relays = base_.comm.relay_sms > 0;
+  fusions_ = allowed(kFusion, parts_experts || shares ? std::vector<int>{2} : std::vector<int>{2, 1, 0});
   const bool lends = base_.comm.lend_sms;
-  transports_ = allowed(kDispatchTransport, backward_ || lends ? std::vector<int>{0} : std::vector<int>{0, 1});
+  transports_ = allowed(kDispatchTransport, relays               ? std::vector<int>{1}
+                                            : backward_ || lends ? std::vector<int>{0}
+                                                                 : std::vector<int>{0, 1});
   const bool dedup_matters = local_experts_ > 1 && problem_.shape.topk > 1;
   dedups_ = allowed(kDispatchDedup, dedup_matters ? std::vector<int>{1, 0} : std::vector<int>{1});
   // Workers that were given are whole ones that copy.
@@ -113,10 +118,13 @@ void SolveSpace::list_values(int density) {
     }
   }
   if (backward_) waves = {local_experts_};
+  if (parts_experts) waves = {1};
   waves_ = allowed(kOrderExpertsPerWave, waves);
-  interleaves_ = allowed(kOrderInterleave, backward_ ? std::vector<int>{0} : std::vector<int>{0, 1});
+  interleaves_ = allowed(kOrderInterleave, shares      ? std::vector<int>{1}
+                                           : backward_ ? std::vector<int>{0}
+                                                       : std::vector<int>{0, 1});
   rasters_ = allowed(kOrderRaster, {16, 8, 4, 2, 1});
-  queues_ = allowed(kQueue, lends            ? std::vector<int>{1}
+  queues_ = allowed(kQueue, lends || shares  ? std::vector<int>{1}
                             : available_ > 1 ? std::vector<int>{1, 0}
                                              : std::vector<int>{0});
   widths_.clear();
@@ -187,7 +195,7 @@ void SolveSpace::find_fits(const SolveRequest& request) {
       GemmChoice gemm{};
       gemm.fusion = static_cast<Fusion>(fusion);
       gemm.experts_per_wave = backward_ ? waves_.front() : 1;
-      gemm.interleave = Interleave::kPhased;
+      gemm.interleave = base_.order.second_share > 0 ? Interleave::kMixed : Interleave::kPhased;
       gemm.raster = base_.order.raster;
       gemm.queue = static_cast<QueueKind>(queue);
       gemm.width = static_cast<int>(width);
@@ -235,7 +243,8 @@ void SolveSpace::for_each_order(List&& list) const {
     for (const int experts : waves) {
       for (const int interleave : interleaves_) {
         const bool mixed = static_cast<Interleave>(interleave) == Interleave::kMixed;
-        if (mixed && (!layer || (experts >= local_experts_ && interleaves_.size() > 1))) continue;
+        const bool one_wave = experts >= local_experts_ && base_.order.blocks_per_wave == 0;
+        if (mixed && (!layer || (one_wave && interleaves_.size() > 1))) continue;
         list(static_cast<Fusion>(fusion), experts, static_cast<Interleave>(interleave));
       }
     }

@@ -96,11 +96,12 @@ class SolveSpace {
   }
   bool goes_together(const GemmChoice& gemm, const DispatchChoice& dispatch, const CombineChoice& combine) const {
     if (dispatch.where == CommWhere::kWarps) return true;
-    const int taken = combine.combine_sms + combine.reduce_sms;
-    if (gemm.cluster == 2 && (dispatch.sms % 2 != 0 || combine.combine_sms % 2 != 0 || combine.reduce_sms % 2 != 0)) {
+    const int taken = combine.combine_sms + combine.reduce_sms, copying = dispatch.sms + base_.comm.relay_sms;
+    if (gemm.cluster == 2 && (dispatch.sms % 2 != 0 || base_.comm.relay_sms % 2 != 0 || combine.combine_sms % 2 != 0 ||
+                              combine.reduce_sms % 2 != 0)) {
       return false;
     }
-    return taken < available_ && dispatch.sms <= available_ - taken;
+    return taken < available_ && copying <= available_ - taken;
   }
   void list_values(int density);
   void find_fits(const SolveRequest& request);

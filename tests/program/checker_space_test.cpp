@@ -134,7 +134,8 @@ const std::vector<std::string> kVaried = {"fusion",
 class SmallLayer {
  public:
   SmallLayer()
-      : batch_(make_batch({64, 64, 6, 2}, 2, 40, 1)), blocks_(make_batch({64, 64, 6, 2}, 2, 400, 2, /*unused=*/1)) {
+      : batch_(make_batch({64, 64, 6, 2}, 2, 40, 1)),
+        blocks_(make_batch({64, 64, 6, 2}, 2, 400, 2, /*unused_expert=*/1)) {
     machine_.ranks = 2;
     machine_.workers = 4;
   }

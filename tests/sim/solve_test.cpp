@@ -212,6 +212,42 @@ TEST(Solve, WorkersThatAreGivenStay) {
   }
 }
 
+// And fields that are for some values of others alone.
+TEST(Solve, EveryPointBesideAGivenFieldIsLegal) {
+  const struct {
+    const char* fixed;
+    std::vector<std::string> together;
+  } cases[] = {{"order.second_share=5", {"order.interleave=mixed", "queue=dynamic", "fusion=layer"}},
+               {"order.blocks_per_wave=16", {"order.experts_per_wave=1", "fusion=layer"}},
+               {"order.experts=heavy_first", {}},
+               {"comm.relay_sms=8", {"dispatch.transport=push", "comm.where=sms"}},
+               {"comm.relay_sms=7", {"dispatch.transport=push", "comm.where=sms", "tile.cluster=1"}}};
+  const LayerShape one_expert{4096, 14336, 8, 2};
+  for (const auto& [fixed, together] : cases) {
+    for (const LayerShape& shape : {kModels[0], one_expert}) {
+      const SolveRequest request = request_for(shape, 8, fixed, "h200", 2048);
+      int64_t points = 0, mixed = 0;
+      tune::for_each_point(request, [&](const Schedule& schedule) {
+        mixed += schedule.order.interleave == Interleave::kMixed;
+        if (++points % 97 != 0) return true;
+        EXPECT_TRUE(validate(schedule, scheduled(request)).empty()) << to_text(schedule);
+        return !HasFailure();
+      });
+      EXPECT_GT(points, 1000) << fixed;
+      // A rank with one expert has waves inside it alone.
+      const bool parts = std::string(fixed).find("blocks") != std::string::npos;
+      const bool shares = std::string(fixed).find("share") != std::string::npos;
+      if (shape.experts == 8) EXPECT_EQ(mixed > 0, parts || shares) << fixed;
+      for (const Ranked& ranked : tune::solve(request).best) {
+        const std::string text = to_text(ranked.schedule);
+        EXPECT_TRUE(validate(ranked.schedule, scheduled(request)).empty()) << text;
+        EXPECT_NE(text.find(fixed), std::string::npos) << text;
+        for (const std::string& field : together) EXPECT_NE(text.find(field), std::string::npos) << text;
+      }
+    }
+  }
+}
+
 TEST(Solve, WhatIsFoundIsLegal) {
   for (const char* const fixed : {"backward.wgrad=mixed", "backward.wgrad_reserve=3", "queue=static", "auto"}) {
     SolveRequest request = request_for(kModels[2], 8, fixed, "h200", 512);

@@ -102,8 +102,8 @@ void take_time() {
   if (microseconds != nullptr) ::usleep(static_cast<useconds_t>(std::atoi(microseconds)));
 }
 
-// Of the calling thread, as the driver has it: what works in a context fails without one, but for what has its own, as
-// events have.
+// Of the calling thread. What works in a context fails without one, also where the driver would ask the stream or the
+// memory for theirs, but for what is ended or waited for.
 thread_local CUcontext current = nullptr;
 #define IN_CONTEXT() \
   if (current == nullptr) return CUDA_ERROR_INVALID_CONTEXT
