@@ -42,13 +42,18 @@ const char* const kSeldom[] = {"fusion=layer,order.interleave=mixed,queue=dynami
                                "fusion=layer,order.interleave=phased,queue=dynamic,backward.wgrad=mixed",
                                "queue=dynamic,comm.lend_sms=on",
                                "comm.where=sms,comm.dispatch_sms=2,comm.reserve_sms=0",
-                               "comm.where=sms,dispatch.transport=push,comm.relay_sms=1,comm.reserve_sms=0",
-                               "fusion=layer,order.experts_per_wave=1,order.blocks_per_wave=1,tile.m=64"};
+                               "comm.where=sms,dispatch.transport=push,comm.relay_sms=1,comm.reserve_sms=0"};
+// And more rows an expert than a block has, so that it may have several waves.
+const char* const kParted =
+    "fusion=layer,order.experts_per_wave=1,order.blocks_per_wave=1,tile.m=64,comm.where=warps,comm.reserve_sms=0";
 
 }  // namespace
 
 std::string run_random_combination(uint64_t seed, BranchCounts& branches) {
-  const RandomLayer layer = random_layer(seed, {.any_activation = true});
+  const bool parts = seed % 10 == 0;
+  RandomLayerLimits limits{.any_activation = true};
+  if (parts) limits.most_tokens = 240;
+  const RandomLayer layer = random_layer(seed, limits);
   Random random(~seed);
   GroupOptions options;
   options.engine = EngineKind::kCpu;
@@ -59,7 +64,8 @@ std::string run_random_combination(uint64_t seed, BranchCounts& branches) {
   Group group(options);
   disturb(group, {.shuffle_seed = shuffle});
 
-  const PartialSchedule some = PartialSchedule::parse(seldom ? kSeldom[random.next() % std::size(kSeldom)] : "auto");
+  const char* const fields = parts ? kParted : seldom ? kSeldom[random.next() % std::size(kSeldom)] : "auto";
+  const PartialSchedule some = PartialSchedule::parse(fields);
   const LayerConfig& config = layer.config;
   const Schedule forward = sample_legal(random.next(),
                                         {.direction = Direction::kForward,
