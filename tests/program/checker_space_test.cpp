@@ -1,9 +1,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <ranges>
 #include <stdexcept>
-#include <string_view>
 
 #include "model/place.h"
 #include "program/checker.h"
@@ -168,12 +166,10 @@ class SmallLayer {
   }
 
   // Experts of several row blocks, in either order and in waves inside them, and workers that relay.
-  void check_orders(Direction direction, const char* varied, const char* fixed) {
+  void check_orders(Direction direction, const std::vector<std::string>& varied, const char* fixed) {
     SpaceLimits limits;
     limits.fixed = PartialSchedule::parse(fixed);
-    for (const auto field : std::views::split(std::string_view(varied), ',')) {
-      limits.vary.emplace_back(field.begin(), field.end());
-    }
+    limits.vary = varied;
     for_each_legal(
         {.direction = direction, .shape = blocks_.shape, .machine = machine_},
         [&](const Schedule& s) {
@@ -236,12 +232,12 @@ TEST(CheckerSpace, SmallLayer) {
   }
   for (const Direction direction : {Direction::kForward, Direction::kBackward}) {
     layer.check_orders(direction,
-                       "order.experts,order.blocks_per_wave,order.interleave,queue,order.second_share,"
-                       "combine.transport,combine.column_chunks,backward.wgrad",
+                       {"order.experts", "order.blocks_per_wave", "order.interleave", "queue", "order.second_share",
+                        "combine.transport", "combine.column_chunks", "backward.wgrad"},
                        "fusion=layer,order.experts_per_wave=1,tile.m=64");
     layer.check_orders(direction,
-                       "comm.dispatch_sms,comm.relay_sms,order.experts,order.experts_per_wave,dispatch.dedup,queue,"
-                       "fusion,save.xg",
+                       {"comm.dispatch_sms", "comm.relay_sms", "order.experts", "order.experts_per_wave",
+                        "dispatch.dedup", "queue", "fusion", "save.xg"},
                        "comm.where=sms,dispatch.transport=push,tile.m=64,combine.column_chunks=1");
   }
   layer.expect_covered();
