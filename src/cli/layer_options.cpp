@@ -267,8 +267,8 @@ std::vector<int32_t> make_ids(const LayerOptions& options) {
                               options.shape.topk, options.ranks, std::numeric_limits<int32_t>::max()));
     }
   }
-  // Ids, probs and the placement's tables, one of which every rank has for the slots of all ranks.
-  require_memory(static_cast<double>(slots) * (32 + 4 * options.ranks), "routing and placement");
+  // Ids, probs and the placement's tables.
+  require_memory(static_cast<double>(slots) * 32, "routing and placement");
   const int64_t all_tokens = slots / options.shape.topk;
   if (options.routing_is_file()) return read_ids(options, all_tokens);
   const io::RoutingKind kind = naming_option("--routing", [&] { return io::parse_routing_kind(options.routing); });

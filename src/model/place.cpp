@@ -175,11 +175,6 @@ std::shared_ptr<internal::PlacementState> place_on_host(const LayerShape& shape,
   for (int rank = 0; rank < ranks; ++rank) {
     internal::RankPlacement& own = state->rank[rank];
     own.rows.assign(state->padded_rows[rank], RowSource{-1, -1, -1, 0.0f});
-    own.source_begin.assign(1, 0);
-    for (int source = 0; source < ranks; ++source) {
-      own.source_begin.push_back(own.source_begin.back() + state->rank[source].tokens * shape.topk);
-    }
-    own.row_of_source.assign(own.source_begin.back(), -1);
     own.row_of_slot.resize(own.expert_of_slot.size());
     std::vector<int32_t> next_row = first_rows(*state, rank);
     assign_chunk(own.expert_of_slot.data(), {0, own.tokens}, shape.topk, next_row.data(), own.row_of_slot.data());

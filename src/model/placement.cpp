@@ -67,7 +67,6 @@ void write_row_tables(internal::PlacementState& state, int source_rank, const fl
       internal::RankPlacement& owner = state.rank[state.rank_of_expert[expert]];
       const int32_t row = source.row_of_slot[entry];
       owner.rows[row] = {source_rank, static_cast<int32_t>(token), static_cast<int32_t>(slot), probs[entry]};
-      owner.row_of_source[owner.source_begin[source_rank] + entry] = row;
     }
   }
 }

@@ -18,8 +18,6 @@ struct RankPlacement {
   std::vector<int32_t> row_of_slot;     // [T, K] row on the expert's rank, -1 = unused
   std::vector<int32_t> token_order;     // [T] the tokens in the order of their sums (token_order.h)
   std::vector<RowSource> rows;          // [padded rows]
-  std::vector<int64_t> source_begin;    // [W + 1] first entry of a source in row_of_source
-  std::vector<int32_t> row_of_source;   // [source_begin[s] + t K + k]: this rank's row of that slot, or -1
 };
 
 // Ranks that follow each other.

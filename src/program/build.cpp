@@ -123,6 +123,7 @@ void Program::build_shared_tables() {
   shared_.blocks_of_rank.resize(state.ranks);
   shared_.token_block_begin.assign(1, 0);
   for (int rank = 0; rank < state.ranks; ++rank) {
+    slots_of_rank_.push_back({state.rank[rank].expert_of_slot.data(), state.rank[rank].row_of_slot.data()});
     int32_t blocks = 0;
     for (int32_t expert = state.expert_begin[rank]; expert < state.expert_begin[rank + 1]; ++expert) {
       shared_.expert_block[expert] = blocks;
@@ -266,6 +267,7 @@ void Program::build_rank(int rank) {
   set_schedule(p, request_);
   set_columns(p, request_, state.shape);
   point_to_tables(p, state, tables);  // what the tables of this rank are made with
+  p.slots_of_rank = slots_of_rank_.data();
   p.most_blocks = *std::max_element(tables.blocks_of_rank.begin(), tables.blocks_of_rank.end());
   p.most_token_blocks = 0;
   for (int r = 0; r < p.ranks; ++r) {

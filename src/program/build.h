@@ -53,6 +53,7 @@ class Program {
   ProgramRequest request_;
   std::shared_ptr<const internal::PlacementState> placement_;
   RankTables shared_;  // those that are equal on all ranks
+  std::vector<SlotTables> slots_of_rank_;
   std::vector<RankTables> tables_;
   std::vector<RankProgram> ranks_;
 };

@@ -133,7 +133,7 @@ UNIEP_HOST_DEVICE void for_each_row_of_tokens(const RankProgram& p, int32_t dest
   const int32_t end = begin + kTokenBlock < limit ? begin + kTokenBlock : limit;
   for (int32_t token = begin; token < end; ++token) {
     for (int32_t slot = 0; slot < p.topk; ++slot) {
-      const int32_t row = p.row_of_source[p.source_begin[destination] + static_cast<int64_t>(token) * p.topk + slot];
+      const int32_t row = row_here(p, destination, first_entry(p, destination, token) + slot);
       if (row >= 0) visit(token, slot, row);
     }
   }

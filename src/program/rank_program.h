@@ -32,6 +32,12 @@ struct WgradGrid {
   UNIEP_HOST_DEVICE int32_t n_tiles() const { return (columns + tile_n - 1) / tile_n; }
 };
 
+// Of one rank's tokens, [T, K] each.
+struct SlotTables {
+  const int32_t* expert_of_slot;
+  const int32_t* row_of_slot;
+};
+
 struct RankProgram {
   // The layer and this rank.
   Direction direction;
@@ -72,6 +78,16 @@ struct RankProgram {
   UNIEP_RANK_TABLES(UNIEP_TABLE)
   UNIEP_SLOT_TABLES(UNIEP_TABLE)
 #undef UNIEP_TABLE
+  // Where row_here() looks, on a device and on a host.
+  const int64_t* source_begin;
+#ifdef __CUDA_ARCH__
+  const int32_t* row_of_source;
+#else
+  union {
+    const int32_t* row_of_source;
+    const SlotTables* slots_of_rank;  // [W]
+  };
+#endif
   int32_t most_blocks;        // of any rank
   int32_t most_token_blocks;  // of any rank
 };
@@ -148,18 +164,37 @@ UNIEP_HOST_DEVICE int32_t block_of_row(const RankProgram& p, int32_t global_expe
   return p.expert_block[global_expert] + (row - p.segment_start[global_expert]) / p.tile_m;
 }
 
-// Of a row's token in row_of_source, which has the rows of this rank that its slots take.
-UNIEP_HOST_DEVICE int64_t first_entry(const RankProgram& p, const RowSource& source) {
-  return p.source_begin[source.rank] + static_cast<int64_t>(source.token) * p.topk;
+// Which rows of this rank the slots of a row's token take. A host has the tables of all ranks, and finds them in those
+// of the token's rank. A device has not: a placement gives it row_of_source, which has an entry for each slot of all
+// ranks.
+UNIEP_HOST_DEVICE int64_t first_entry(const RankProgram& p, [[maybe_unused]] int32_t rank, int32_t token) {
+#ifdef __CUDA_ARCH__
+  return p.source_begin[rank] + static_cast<int64_t>(token) * p.topk;
+#else
+  return static_cast<int64_t>(token) * p.topk;
+#endif
+}
+
+// The row of an entry from first_entry() on, or -1 where its slot takes none here.
+UNIEP_HOST_DEVICE int32_t row_here(const RankProgram& p, [[maybe_unused]] int32_t rank, int64_t entry) {
+#ifdef __CUDA_ARCH__
+  return p.row_of_source[entry];
+#else
+  const SlotTables& slots = p.slots_of_rank[rank];
+  const int32_t expert = slots.expert_of_slot[entry];
+  const bool here = expert >= p.first_expert && expert < p.first_expert + p.local_experts;
+  return here ? slots.row_of_slot[entry] : -1;
+#endif
 }
 
 // Deduplication: a token travels to a rank once, as the first of its rows there; that row is its primary one.
 UNIEP_HOST_DEVICE bool is_primary_row(const RankProgram& p, int32_t row) {
   if (!p.dedup) return true;
-  const int64_t entry = first_entry(p, p.rows[row]);
+  const RowSource& source = p.rows[row];
+  const int64_t entry = first_entry(p, source.rank, source.token);
   bool is_first = true;
   for (int32_t slot = 0; slot < p.topk; ++slot) {  // without an early end, so that the loads do not wait for each other
-    const int32_t other = p.row_of_source[entry + slot];
+    const int32_t other = row_here(p, source.rank, entry + slot);
     is_first &= other < 0 || other >= row;
   }
   return is_first;
@@ -171,9 +206,10 @@ template <typename Visit>
 UNIEP_HOST_DEVICE void for_each_filled_row(const RankProgram& p, int32_t row, Visit&& visit) {
   visit(row);
   if (!p.dedup) return;
-  const int64_t entry = first_entry(p, p.rows[row]);
+  const RowSource& source = p.rows[row];
+  const int64_t entry = first_entry(p, source.rank, source.token);
   for (int32_t slot = 0; slot < p.topk; ++slot) {
-    const int32_t other = p.row_of_source[entry + slot];
+    const int32_t other = row_here(p, source.rank, entry + slot);
     if (other >= 0 && other != row) visit(other);
   }
 }

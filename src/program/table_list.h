@@ -38,15 +38,19 @@
   TABLE(int32_t, expert_of_slot, s.slots()) /* [T, K] */             \
   TABLE(int32_t, row_of_slot, s.slots())    /* [T, K] */             \
   TABLE(int32_t, token_order, s.tokens)     /* see summed_token() */ \
-  TABLE(RowSource, rows, s.rows)                                     \
-  TABLE(int64_t, source_begin, s.ranks + 1) /* in row_of_source */   \
-  TABLE(int32_t, row_of_source, s.sources)  /* read under deduplication and combine groups only */
+  TABLE(RowSource, rows, s.rows)
 
-// What a placement makes, whatever the Schedule.
+// Of the slots of all ranks, on a device alone: see row_here().
+#define UNIEP_SOURCE_TABLES(TABLE)                                 \
+  TABLE(int64_t, source_begin, s.ranks + 1) /* in row_of_source */ \
+  TABLE(int32_t, row_of_source, s.sources)  /* [source_begin[s] + t K + k] */
+
+// What a placement on a device makes, whatever the Schedule.
 #define UNIEP_PLACEMENT_TABLES(TABLE) \
   UNIEP_EXPERT_TABLES(TABLE)          \
   UNIEP_RANK_TABLES(TABLE)            \
-  UNIEP_SLOT_TABLES(TABLE)
+  UNIEP_SLOT_TABLES(TABLE)            \
+  UNIEP_SOURCE_TABLES(TABLE)
 
 namespace uniep::program {
 

@@ -31,11 +31,6 @@ std::shared_ptr<const internal::PlacementState> small_placement(const LayerShape
     internal::RankPlacement& own = state->rank[static_cast<std::size_t>(rank)];
     own.rows.assign(static_cast<std::size_t>(state->padded_rows[static_cast<std::size_t>(rank)]),
                     RowSource{-1, -1, -1, 0.0f});
-    own.source_begin.assign(1, 0);
-    for (int source = 0; source < ranks; ++source) {
-      own.source_begin.push_back(own.source_begin.back() + tokens * shape.topk);
-    }
-    own.row_of_source.assign(static_cast<std::size_t>(own.source_begin.back()), -1);
     own.row_of_slot.resize(own.expert_of_slot.size());
     std::vector<int32_t> next_row = first_rows(*state, rank);
     assign_chunk(own.expert_of_slot.data(), {0, tokens}, shape.topk, next_row.data(), own.row_of_slot.data());

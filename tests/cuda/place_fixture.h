@@ -208,6 +208,23 @@ inline std::vector<Routing> host_views(const PlaceCase& c, const std::vector<Hos
   return views;
 }
 
+// UNIEP_SOURCE_TABLES of a rank, which a host does without.
+struct SourceTables {
+  std::vector<int64_t> source_begin{0};
+  std::vector<int32_t> row_of_source;
+
+  SourceTables(const internal::PlacementState& host, size_t rank) {
+    for (const internal::RankPlacement& source : host.rank) {
+      for (size_t entry = 0; entry < source.expert_of_slot.size(); ++entry) {
+        const int32_t expert = source.expert_of_slot[entry];
+        const bool here = expert >= 0 && host.rank_of_expert[static_cast<size_t>(expert)] == static_cast<int>(rank);
+        row_of_source.push_back(here ? source.row_of_slot[entry] : -1);
+      }
+      source_begin.push_back(static_cast<int64_t>(row_of_source.size()));
+    }
+  }
+};
+
 // Names of the tables that differ; empty when every byte is equal.
 class TableComparison {
  public:
@@ -240,10 +257,12 @@ class TableComparison {
 #define UNIEP_TABLE(type, name, entries) expect(at + #name, tables.name, host.name);
     UNIEP_EXPERT_TABLES(UNIEP_TABLE)
 #undef UNIEP_TABLE
-#define UNIEP_TABLE(type, name, entries) \
-  if (with_row_of_source || std::string(#name) != "row_of_source") expect(at + #name, tables.name, own.name);
+#define UNIEP_TABLE(type, name, entries) expect(at + #name, tables.name, own.name);
     UNIEP_SLOT_TABLES(UNIEP_TABLE)
 #undef UNIEP_TABLE
+    const SourceTables sources(host, rank);
+    expect(at + "source_begin", tables.source_begin, sources.source_begin);
+    if (with_row_of_source) expect(at + "row_of_source", tables.row_of_source, sources.row_of_source);
   }
 
   std::string different;

@@ -39,7 +39,6 @@ void group_send(Call& call, const RankProgram& p, const Task& task, AgentScratch
   const int32_t begin = task.m * kTokenBlock;
   const int32_t end = std::min(begin + kTokenBlock, p.tokens_of_rank[task.expert]);
   for (int32_t token = begin; token < end; ++token) {
-    const int32_t* rows = p.row_of_source + p.source_begin[task.expert] + static_cast<int64_t>(token) * p.topk;
     for (int32_t group = first_group; group < end_group; ++group) {
       const int32_t first_expert = group * experts_per_group;
       const int32_t last_expert = first_expert + experts_per_group - 1;
@@ -47,8 +46,9 @@ void group_send(Call& call, const RankProgram& p, const Task& task, AgentScratch
       const int32_t end_row = p.segment_start[last_expert] + p.expert_rows[last_expert];
       scratch.sources.clear();
       for (int32_t slot = 0; slot < p.topk; ++slot) {
-        if (rows[slot] < first_row || rows[slot] >= end_row) continue;
-        scratch.sources.push_back(own.output_rows + static_cast<int64_t>(rows[slot]) * call.shape.hidden + column);
+        const int32_t row = row_here(p, task.expert, first_entry(p, task.expert, token) + slot);
+        if (row < first_row || row >= end_row) continue;
+        scratch.sources.push_back(own.output_rows + static_cast<int64_t>(row) * call.shape.hidden + column);
       }
       if (scratch.sources.empty()) continue;
       call.kernels.sum_rows(scratch.sources.data(), static_cast<int64_t>(scratch.sources.size()),

@@ -35,7 +35,7 @@ class RowBatch {
     if (lane < rows) source_ = p.rows[begin + lane];
     copied_ = lane < rows && (p.dedup || !kInPlace);
     if (!p.dedup) return;
-    const int64_t entry = copied_ ? first_entry(p, source_) : 0;
+    const int64_t entry = copied_ ? first_entry(p, source_.rank, source_.token) : 0;
     const int32_t at_once = rows_at_once(p), group = lane / p.topk, slot = lane % p.topk;
 #pragma unroll
     for (int32_t round = 0; round < kRounds; ++round) {
