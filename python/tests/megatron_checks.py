@@ -441,6 +441,11 @@ def check_megakernel_backend(rank, ranks):
             assert_close(got, expected, changes)
         else:
             assert_same(got, expected)
+    few = torch.randn(rank * 5, 1, HIDDEN, generator=torch.Generator().manual_seed(rank)).bfloat16().requires_grad_()
+    probs = torch.rand(len(few), EXPERTS)  # a router of Megatron's takes no rank without tokens
+    y = layer.backend(few, probs, probs >= probs.topk(TOPK)[0][:, -1:])
+    y.float().sum().backward()
+    assert y.shape == few.shape == few.grad.shape
     inner.config = config()
     inner.config.moe_paged_stash = True
     expect_error(ValueError, "moe_paged_stash: True; UniEP's layer needs False", lambda: BackendLayer(inner))

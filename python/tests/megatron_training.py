@@ -55,6 +55,7 @@ class Setting:
     nudged: int = 0  # not 0: half of the experts' weights have another last bit, which half this number says
     main_grad: bool = True  # what gradient_accumulation_fusion does; Megatron's own layers need a CUDA extension for it
     sums_in_fp32: bool = True  # DDP's main_grad; else in the parameters' type
+    frozen: tuple[int, ...] = ()  # experts of each rank
     changes: dict = dataclasses.field(default_factory=dict)
 
 
@@ -169,6 +170,9 @@ def build_chunks(setting, ours, config):
     if setting.main_grad:
         for module in moe_experts(chunks):
             module.main_grad = "param"
+    for module in (module for chunk in chunks for module in chunk.modules() if hasattr(module, "local_experts")):
+        for expert in setting.frozen:
+            module.local_experts[expert].requires_grad_(False)
     return chunks
 
 

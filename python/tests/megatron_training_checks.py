@@ -28,6 +28,14 @@ def check_recomputation_and_determinism(rank, ranks):
     assert train(deterministic, True, 4)[0] == train(deterministic, True, 4)[0]
 
 
+def check_frozen_experts_and_sums_in_bf16(rank, ranks):
+    """A frozen expert has no sums of DDP's, whose type says how UniEP adds to those of the others."""
+    for frozen in ((0,), (1,)):
+        for in_fp32 in (False, True):
+            setting = Setting(expert=ranks, distributed_optimizer=True, sums_in_fp32=in_fp32, frozen=frozen)
+            compare(setting, 3)
+
+
 def check_a_hundred_steps(rank, ranks):
     losses = compare(Setting(expert=ranks, learning_rate=5e-4), 100)
     assert losses[-1] < 0.6 * losses[0]

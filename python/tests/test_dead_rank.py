@@ -38,8 +38,8 @@ def test_a_rank_that_goes_is_an_error_of_the_others(ranks, how, where, scratch):
                 assert f"it waited for ranks {others}, and none is known" in message or "gone: " in message, text
             assert float(seconds) < TIMEOUT_S + MORE_S, text
             assert [line.split(maxsplit=1)[1] for line in again if line.startswith("again")] == [message] * 3, text
-            end = "recover: group: gone: "
-            end = rf"{end}.*rank {ranks - 1} \(" if how == "killed" else rf"recovered$|{end}"
+            gone = "recover: group: gone: "
+            end = rf"{gone}.*rank {ranks - 1} \(" if how == "killed" else rf"{gone}|recover: {re.escape(message)}$"
             assert re.match(end, again[3]), text
             assert float(again[-1].split()[0]) < 1, text  # what is known is not waited for again
     finally:

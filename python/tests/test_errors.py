@@ -67,9 +67,21 @@ MAP = MAP & (torch.arange(8) < 3)
         ({"w1": tensor(8, 24, 64), "w2": tensor(8, 64, 12)}, r"intermediate: 12; must be a multiple of 8"),
         ({"schedule": "fusion=some"}, r"fusion"),
         ({"schedule": ("auto", "auto", "auto")}, r"schedule: .*; legal is a text, or two"),
+        ({"schedule": None}, r"schedule: None; legal is a text, or two"),
+        ({"schedule": ("auto", ["auto"])}, r"schedule: .*; legal is a text, or two"),
         ({"save": "all"}, r"save: 'all'; legal are keep, redispatch, rows, recompute"),
+        ({"save": ["keep"]}, r"save: \['keep'\]; legal are keep, redispatch, rows, recompute"),
         ({"capacity": (0, 8)}, r"capacity: \(0, 8\); must be \(rows or a factor, tokens\), both above 0"),
-        ({"capacity": (4096, 7)}, r"tokens: 8.*7"),
+        ({"capacity": 1.0}, r"capacity: 1.0; must be \(rows or a factor, tokens\)"),
+        ({"capacity": (True, 8)}, r"capacity: \(True, 8\); must be \(rows or a factor, tokens\)"),
+        ({"capacity": (1e30, 8)}, r"capacity: \(1e\+30, 8\); must be .* below 2\^31"),
+        ({"capacity": (4096, 1 << 40)}, r"capacity: .*; must be .* below 2\^31"),
+        ({"w1": None}, r"w1: None; must be a tensor, or a list"),
+        ({"w2": 3}, r"w2: must be a tensor with 3 dimensions, or a list"),
+        ({"topk": "2"}, r"topk: '2'; must be None or that of topk_ids, 2"),
+        ({"group": "self"}, r"group: 'self'; must be a uniep.Group or None"),
+        ({"main_grad": True}, r"main_grad: True; legal are None, 'param' and \(of w1, of w2\)"),
+        ({"main_grad": (1, 2)}, r"main_grad: 1.*; must be a tensor, or a list"),
     ],
 )
 def test_arguments_of_moe(changes, message):
@@ -80,6 +92,8 @@ def test_arguments_of_moe(changes, message):
 def test_overflow():
     with pytest.raises(uniep.CapacityError, match="128"):
         call(capacity=(128, 8))
+    with pytest.raises(uniep.CapacityError, match="tokens: 8 on rank 0; the capacity allows 7"):
+        call(capacity=(4096, 7))
 
 
 def test_arguments_of_group():
@@ -90,7 +104,12 @@ def test_arguments_of_group():
         ({"transport": "torch"}, "transport: 'torch' needs torch.distributed"),
         ({"device": "meta"}, "device: meta; legal are cpu and cuda"),
         ({"workers": -1}, "workers: -1; must be 0"),
+        ({"workers": 1.5}, "workers: 1.5; must be 0"),
+        ({"workers": "a"}, "workers: 'a'; must be 0"),
         ({"timeout_s": 0}, "timeout_s: 0; must be above 0"),
+        ({"timeout_s": "5"}, "timeout_s: '5'; must be above 0"),
+        ({"timeout_s": [5]}, r"timeout_s: \[5\]; must be above 0"),
+        ({"reserve_sms": [1]}, r"reserve_sms: \[1\]; legal are 'auto' and numbers"),
         ({"arrival_timeout_s": -1}, "arrival_timeout_s: -1; must be above 0, or None"),
     ]:
         with pytest.raises(ValueError, match=message):
@@ -105,7 +124,16 @@ def test_arguments_of_modules():
         match="options: sav; legal are activation, capacity, grad_dtype, main_grad, router_weight, save, schedule",
     ):
         uniep.Experts(num_experts=4, hidden=8, intermediate=8, sav="keep")
-    for name, wrong in (("save", "none"), ("capacity", (0, 8)), ("activation", "swigl"), ("router_weight", "x")):
+    for name, wrong in (
+        ("save", "none"),
+        ("schedule", "fusion=some"),
+        ("schedule", None),
+        ("capacity", (0, 8)),
+        ("activation", "swigl"),
+        ("router_weight", "x"),
+        ("main_grad", "x"),
+        ("grad_dtype", torch.float16),
+    ):
         with pytest.raises(ValueError, match=f"{name}: "):  # not in the first call, which may be hours away
             uniep.Experts(num_experts=4, hidden=8, intermediate=8, **{name: wrong})
     for name in ("hidden", "intermediate"):

@@ -28,10 +28,15 @@ def fail(group, error):
         raise error
 
 
-def test_ranks_that_are_not_known_to_be_gone(group):
+@pytest.mark.parametrize(
+    ("backend", "advice"),
+    [("gloo", "make a new process group and a new Group"), ("nccl", "group.recover() allows new calls")],
+)
+def test_ranks_that_are_not_known_to_be_gone(group, backend, advice, monkeypatch):
+    monkeypatch.setattr(dist, "get_backend", lambda _: backend)
     message = (
         "group: rank 1 of 4 did not get rows for its experts: it waited for ranks 0, 2, 3, and none is known to be "
-        "gone (not seen from here are another: ranks 3); group.recover() allows new calls. gloo says: Timed out"
+        f"gone (not seen from here are another: ranks 3); {advice}. {backend} says: Timed out"
     )
     with pytest.raises(TimeoutError) as raised:
         fail(group, RuntimeError("Timed\n out"))

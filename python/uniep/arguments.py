@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -14,6 +14,8 @@ from uniep.numerics import is_gated
 from uniep.ordinary import check_ordinary
 from uniep.rows import ROW_ALIGNMENT, padded
 from uniep.shares import all_experts
+
+_MOST = 1 << 31  # rows or tokens: below
 
 Tensors = torch.Tensor | Sequence[torch.Tensor]
 Capacity = tuple[int | float, int]
@@ -54,6 +56,8 @@ def validated(
     is_default, compiling = group is None, torch.compiler.is_compiling()
     if group is None:
         group = default_group(x.device) if compiling else Group(device=x.device)
+    elif not isinstance(group, Group):
+        raise ValueError(f"group: {group!r}; must be a uniep.Group or None")
     if x.device != group.device:
         raise ValueError(f"x: on {x.device}; must be on the group's device, {group.device}")
     experts = all_experts(local, group, num_experts, is_default and not compiling)
@@ -91,6 +95,8 @@ def gate_and_up(given: GateAndUp, name: str) -> tuple[list[torch.Tensor], bool]:
     """The tensors of w1, and whether gate and up lie apart: then all gates, and behind them all ups."""
     if is_tensor(given):
         return _tensors(given, name), False
+    if not isinstance(given, Iterable):
+        raise ValueError(f"{name}: {given!r}; must be a tensor, or a list or tuple of tensors")
     parts: list[typing.Any] = list(given)
     if parts and isinstance(given, list) and all(isinstance(one, tuple) and len(one) == 2 for one in parts):
         parts = [[gate for gate, _ in parts], [up for _, up in parts]]
@@ -109,7 +115,7 @@ def _tensors(given: Tensors, name: str) -> list[torch.Tensor]:
                 f"{name}: shape {list(given.shape)}; must have 3 dimensions, or be a list of tensors with 2"
             )
         return [given]
-    tensors = list(given)
+    tensors = list(given) if isinstance(given, Iterable) else []
     if not tensors or not all(is_tensor(one) and one.dim() == 2 for one in tensors):
         raise ValueError(f"{name}: must be a tensor with 3 dimensions, or a list of tensors with 2, one an expert")
     return tensors
@@ -162,7 +168,7 @@ def checked_topk(ids: torch.Tensor, experts: int, topk: int | None) -> int:
     if not 1 <= slots <= experts:
         raise ValueError(f"topk_ids: {slots} slots a token; must be 1 to the number of experts, {experts}")
     if topk is not None and topk != slots:
-        raise ValueError(f"topk: {topk}; must be None or that of topk_ids, {slots}")
+        raise ValueError(f"topk: {topk!r}; must be None or that of topk_ids, {slots}")
     return slots
 
 
@@ -278,14 +284,15 @@ def checked_capacity(capacity: Capacity | None, topk: int, local: int) -> tuple[
     """The capacity as (rows, tokens) for K slots a token and El experts; ValueError where it is wrong."""
     if capacity is None:
         return None
-    values = tuple(capacity)
-    wrong = f"capacity: {capacity!r}; must be (rows or a factor, tokens), both above 0, or None"
-    if len(values) != 2 or not isinstance(values[1], int) or not isinstance(values[0], (int, float)):
+    wrong = f"capacity: {capacity!r}; must be (rows or a factor, tokens), both above 0 and below 2^31, or None"
+    values = tuple(capacity) if isinstance(capacity, (tuple, list)) else ()
+    is_number = [isinstance(value, (int, float)) and not isinstance(value, bool) for value in values]
+    if is_number != [True, True] or not isinstance(values[1], int):
         raise ValueError(wrong)
-    rows, tokens = capacity
-    if not 0 < rows < float("inf") or tokens <= 0:
+    given, tokens = values[0], int(values[1])
+    if not 0 < given < float("inf") or not 0 < tokens < _MOST:
         raise ValueError(wrong)
-    if isinstance(rows, int):
-        return rows, tokens
-    routed = math.ceil(rows * tokens * topk)
-    return padded(routed) + local * ROW_ALIGNMENT, tokens
+    rows = given if isinstance(given, int) else padded(math.ceil(given * tokens * topk)) + local * ROW_ALIGNMENT
+    if rows >= _MOST:
+        raise ValueError(wrong)
+    return rows, tokens

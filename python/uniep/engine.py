@@ -18,6 +18,7 @@ from torch.autograd import profiler
 
 from uniep import capture, library, reserved_sms
 from uniep.addresses import NOWHERE, Weights
+from uniep.errors import CapacityError
 from uniep.handles import GroupHandle, Owned
 from uniep.numerics import PLAIN, Numerics
 
@@ -187,6 +188,8 @@ class Engine(GroupHandle):
         probs [T, E]; contiguous."""
         limits = None
         if capacity is not None:
+            if ids.shape[0] > capacity[1]:
+                raise CapacityError(f"tokens: {ids.shape[0]} on rank {self.rank}; the capacity allows {capacity[1]}")
             limits = ctypes.byref(library.Capacity.make(rows=capacity[0], tokens=capacity[1]))
         handle = library.Handle()
         routing = self._routing.fields

@@ -76,7 +76,10 @@ class _Cached(type):
             raise ValueError(f"pg: {pg!r}; legal are a process group{hint}, 'self' and None")
         limits = timeout_s, arrival_timeout_s
         given = _Arguments(pg, _device(device), transport, workers, *limits, reserve_sms, communicator)
-        found = cls.groups.get(given) if shared else None
+        try:
+            found = cls.groups.get(given) if shared else None
+        except TypeError:  # a list, say
+            found = None
         if found is not None:
             return found
         _check(given)
@@ -98,11 +101,11 @@ def _may_be_process_group(pg: object) -> bool:
 def _check(given: _Arguments) -> None:
     if given.transport not in _TRANSPORTS:
         raise ValueError(f"transport: {given.transport!r}; legal are {', '.join(_TRANSPORTS)}")
-    if given.workers < 0:
-        raise ValueError(f"workers: {given.workers}; must be 0 (the engine's choice) or more")
+    if not isinstance(given.workers, int) or given.workers < 0:
+        raise ValueError(f"workers: {given.workers!r}; must be 0 (the engine's choice) or a larger whole number")
     for name, limit in (("timeout_s", given.timeout_s), ("arrival_timeout_s", given.arrival_timeout_s)):
-        if limit is not None and not limit > 0:
-            raise ValueError(f"{name}: {limit}; must be above 0, or None")
+        if limit is not None and not (isinstance(limit, (int, float)) and limit > 0):
+            raise ValueError(f"{name}: {limit!r}; must be above 0, or None")
     reserved_sms.checked(given.reserve_sms)
     communicators.checked(given.communicator)
 
@@ -391,11 +394,15 @@ class Group(metaclass=_Cached):
         """Makes the group usable again after TimeoutError, and after CapacityError on several GPUs. Collective.
 
         Raises:
-            TimeoutError: a rank is gone: the others need a new process group and a new Group.
+            TimeoutError: a rank is gone, or a collective over gloo has failed: what is left needs a new process group
+                and a new Group.
         """
-        gone = peers.find_gone(self) if self.failure is not None else None
-        if gone is not None:
-            raise TimeoutError(f"group: {gone}")
+        if self.failure is not None:
+            gone = peers.find_gone(self)
+            if gone is not None:
+                raise TimeoutError(f"group: {gone}")
+            if peers.is_lost(self):
+                raise TimeoutError(self.failure)
         self.engine.recover()
         self.failure = None
         trials.forget(self)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -132,11 +132,11 @@ def _run_in_graph(
 ) -> torch.Tensor:
     """moe() inside of a compiled graph: by custom ops."""
     x, ids, probs, parts, apart, shape, topk, group, capacity = given
-    if schedule == "auto":
+    given_schedule = schedules.text_or_pair(schedule, save)
+    if given_schedule == "auto":
         for sizes, pair in _tuned(group.name, activation, router_weight, bool(parts[2]), save):
             if sizes == (*shape, topk):
-                schedule = pair
-    given_schedule = schedule if isinstance(schedule, str) else tuple(schedule)
+                given_schedule = pair
     texts = schedules.read(given_schedule, save, group.reserved, group.lends)
     first, second, third, fourth = parts
     keep = torch.is_grad_enabled() and any(
@@ -162,9 +162,9 @@ def _run(
     """moe() outside of graphs."""
     x, ids, probs, parts, apart, shape, topk, group, capacity = given
     has_biases = bool(parts[2])
-    if schedule == "auto":
-        schedule = choose(group, *shape, topk, activation, router_weight, has_biases, save)
-    given_schedule = schedule if isinstance(schedule, str) else tuple(schedule)
+    given_schedule = schedules.text_or_pair(schedule, save)
+    if given_schedule == "auto":
+        given_schedule = choose(group, *shape, topk, activation, router_weight, has_biases, save)
     written = schedules.encoded(given_schedule, save, group.reserved, group.lends)
     added = None if main_grad is None else _main_grad(main_grad, parts, apart)
     if grad_dtype is not torch.bfloat16:
@@ -384,14 +384,17 @@ def _main_grad(
     if isinstance(given, str) and given == "param":
         return given
     names = _NAMES if parts[2] else _NAMES[:2]
-    if isinstance(given, str) or len(given) != len(names):
-        shown = repr(given) if isinstance(given, str) else f"{len(given)} entries"
+    is_several = isinstance(given, (list, tuple))
+    if not is_several or len(given) != len(names):
+        shown = f"{len(given)} entries" if is_several else repr(given)
         raise ValueError(f"main_grad: {shown}; legal are None, 'param' and (of {', of '.join(names)})")
     found = []
     for which, one in enumerate(given):
         if which == 0 and apart:
             found.append(gate_and_up(one, "main_grad")[0])
         else:
+            if not isinstance(one, Iterable):
+                raise ValueError(f"main_grad: {one!r} of {names[which]}; must be a tensor, or a list of tensors")
             found.append(typing.cast(list[torch.Tensor], [one] if is_tensor(one) else list(one)))
         _check_main_grad(found[which], parts[which], names[which])
     return tuple(found)

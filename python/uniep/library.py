@@ -293,8 +293,11 @@ def load() -> ctypes.CDLL:
         library = ctypes.CDLL(str(file))
     except OSError as error:
         raise ImportError(f"UNIEP_LIBRARY or the package's library can not be opened: {error}") from error
-    library.uniep_last_error.restype = ctypes.c_char_p
-    library.uniep_version_string.restype = ctypes.c_char_p
+    try:
+        library.uniep_last_error.restype = ctypes.c_char_p
+        library.uniep_version_string.restype = ctypes.c_char_p
+    except AttributeError as error:
+        raise ImportError(f"{file} is not UniEP's library: {error}") from error
     version = library.uniep_version_string().decode()
     if version != uniep.__version__:
         raise ImportError(f"{file} is version {version}; the package is {uniep.__version__}")

@@ -10,7 +10,7 @@ from uniep.arguments import checked_capacity
 from uniep.group import Group
 from uniep.layer import HAS_GRAD_DTYPE, moe, outside_of_graphs
 from uniep.numerics import is_gated, read_numerics
-from uniep.schedules import read
+from uniep.schedules import check_early
 
 _OPTIONS = {"schedule", "capacity", "main_grad", "grad_dtype", "save", "activation", "router_weight"}
 
@@ -93,8 +93,14 @@ class Experts(torch.nn.Module):
         unknown = set(options) - _OPTIONS
         if unknown:
             raise ValueError(f"options: {', '.join(sorted(unknown))}; legal are {', '.join(sorted(_OPTIONS))}")
-        read("auto", options.get("save", "keep"), 0)
+        check_early(options.get("schedule", "auto"), options.get("save", "keep"))
         checked_capacity(options.get("capacity"), 1, 1)
+        grad_dtype = options.get("grad_dtype", torch.bfloat16)
+        if grad_dtype not in (torch.bfloat16, torch.float32):
+            raise ValueError(f"grad_dtype: {grad_dtype!r}; legal are torch.bfloat16 and torch.float32")
+        main_grad = options.get("main_grad")
+        if isinstance(main_grad, str) and main_grad != "param":
+            raise ValueError(f"main_grad: {main_grad!r}; legal are None, 'param' and tensors")
         activation = options.get("activation", "swiglu")
         read_numerics(activation, options.get("router_weight", "activation"), bias)
         self.num_experts, self.options = num_experts, options

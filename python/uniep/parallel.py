@@ -279,7 +279,10 @@ def _sum_over(group: dist.ProcessGroup | None, device: torch.device, value: torc
     own = value.to(device if on_gpu else "cpu")
     parts = [torch.empty_like(own) for _ in range(ranks)]
     dist.all_gather(parts, own, group=group)
-    return torch.stack(parts).cumsum(0)[-1]
+    total = parts[0]
+    for part in parts[1:]:
+        total = total + part  # no scan: torch has no deterministic one on GPUs
+    return total
 
 
 def _device_of(module: torch.nn.Module) -> torch.device:

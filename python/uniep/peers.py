@@ -74,6 +74,11 @@ def broadcast_object(group: Group, make: Callable[[], typing.Any], what: str) ->
     return shared[0]
 
 
+def is_lost(group: Group) -> bool:
+    """Whether a collective that has failed leaves the process group without others: gloo closes its connections."""
+    return dist.get_backend(group.process_group) == "gloo"
+
+
 def find_gone(group: Group) -> str | None:
     """Which other ranks on this host have ended, in words; None: none that is known of."""
     own = own_process()
@@ -101,7 +106,8 @@ def _described(group: Group, what: str, error: RuntimeError) -> str:
     if known is None:
         others = ", ".join(str(rank) for rank in range(group.size) if rank != group.rank)
         known = f"it waited for ranks {others}, and none is known to be gone{_elsewhere(group)}"
-        known += "; group.recover() allows new calls"
+        lost = "make a new process group and a new Group"
+        known += f"; {lost if is_lost(group) else 'group.recover() allows new calls'}"
     backend = dist.get_backend(group.process_group)
     reason = " ".join(str(error).split())
     return f"group: rank {group.rank} of {group.size} did not get {what}: {known}. {backend} says: {reason}"

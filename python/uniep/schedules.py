@@ -35,6 +35,17 @@ def with_save(schedule: str, save: str) -> str:
     return fields if schedule in ("", "auto") else f"{schedule},{fields}"
 
 
+def text_or_pair(schedule: typing.Any, save: typing.Any) -> Schedule:
+    """The schedule as encoded() and read() take it; ValueError where it or `save` is of a wrong type."""
+    if not isinstance(save, str):
+        raise ValueError(f"save: {save!r}; legal are {', '.join(SAVES)}")
+    if isinstance(schedule, str):
+        return schedule
+    if not isinstance(schedule, (list, tuple)) or not all(isinstance(text, str) for text in schedule):
+        raise ValueError(f"schedule: {schedule!r}; legal is a text, or two: of forward and of backward")
+    return tuple(schedule)
+
+
 @functools.lru_cache(maxsize=256)
 def encoded(schedule: Schedule, save: str, reserve: int | None, lends: bool = False) -> tuple[bytes, bytes]:
     """read() for calls outside of graphs."""
@@ -47,7 +58,7 @@ def read(schedule: Schedule, save: str, reserve: int | None, lends: bool = False
     if save not in SAVES:
         raise ValueError(f"save: {save!r}; legal are {', '.join(SAVES)}")
     texts = (schedule, schedule) if isinstance(schedule, str) else schedule
-    if not isinstance(texts, tuple) or len(texts) != 2 or not all(isinstance(text, str) for text in texts):
+    if len(texts) != 2:
         raise ValueError(f"schedule: {schedule!r}; legal is a text, or two: of forward and of backward")
     texts = reserved_sms.leave(texts[0], reserve, lends), reserved_sms.leave(texts[1], reserve, lends)
     for text in texts:
@@ -63,7 +74,7 @@ def check_early(schedule: typing.Any, save: typing.Any) -> None:
     """For plugins, before there is a layer: ValueError for what calls of every shape and machine refuse."""
     from uniep.engine import Engine
 
-    texts = read(tuple(schedule) if isinstance(schedule, list) else schedule, save, 0)
+    texts = read(text_or_pair(schedule, save), save, 0)
     if all(text == "auto" for text in texts):
         return
     engine = Engine(torch.device("cpu"), {"ranks": 1, "workers": 1, "timeout_seconds": 0})

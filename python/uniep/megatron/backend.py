@@ -65,7 +65,7 @@ class UniEPBackend(Experts):
     def forward(self, hidden_states: torch.Tensor, probs: torch.Tensor, routing_map: torch.Tensor) -> torch.Tensor:
         """hidden_states [..., H] bf16, probs [T, E], routing_map [T, E] bool to [..., H] bf16."""
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
-        routing_map = routing_map.view(len(rows), -1)
+        routing_map = routing_map.view(len(rows), routing_map.shape[-1])
         y = super().forward(rows, probs.view(routing_map.shape), routing_map).view(hidden_states.shape)
         shared = self._shared[0]
         return y if shared is None else y + shared(hidden_states)

@@ -122,9 +122,14 @@ class Experts(torch.nn.Module):
 
     def _has_fp32_sums(self) -> bool:
         """False where DDP sums in the parameters' type. Megatron-FSDP's sums are not known before backward."""
-        first = (self._parameters.get(f"{name}_0") for name in self.keys)
-        sums = (getattr(one, "main_grad", None) for one in first if not hasattr(one, "get_main_grad"))
+        summed = [self._first_trained(name) for name in self.keys if f"{name}_0" in self._parameters]
+        sums = (getattr(one, "main_grad", None) for one in summed if not hasattr(one, "get_main_grad"))
         return all(one is None or one.dtype is torch.float32 for one in sums)
+
+    def _first_trained(self, name: str) -> torch.nn.Parameter | None:
+        """Frozen experts may lie beside others, and have no sums."""
+        parameters = (self._parameters.get(key) for key in self.keys[name])
+        return next((one for one in parameters if one is not None and one.requires_grad), None)
 
     def _weights(self, name: str, main_grad: str | None) -> torch.Tensor | list[torch.Tensor]:
         if self.single:

@@ -117,5 +117,6 @@ class UniEPMoELayer(MoELayer):  # type: ignore[misc]
             return super().routed_experts_compute(hidden_states, probs)
         self.uniep_experts.parts.check_whole(self._modules.get("experts"))
         assert self.token_dispatcher.routing_map is not None
-        routing_map = self.token_dispatcher.routing_map.view(len(hidden_states), -1)
+        routing_map = self.token_dispatcher.routing_map
+        routing_map = routing_map.view(len(hidden_states), routing_map.shape[-1])
         return self.uniep_experts(hidden_states, probs.view(routing_map.shape), routing_map), None
