@@ -13,6 +13,7 @@
 
 #include "api/machine_name.h"
 #include "cli/options.h"
+#include "cli/report_words.h"
 #include "cli/solver_choice.h"
 #include "engine/cuda/calls/engine.h"
 #include "engine/engine.h"
@@ -20,6 +21,7 @@
 #include "io/file.h"
 #include "io/json_text.h"
 #include "io/quote.h"
+#include "program/buildable.h"
 #include "tune/calibrated_machine.h"
 #include "tune/rank_names.h"
 
@@ -41,8 +43,8 @@ std::optional<tune::TunedSchedule> entry_of_file(const LayerOptions& options, co
         std::find_if(all.begin(), all.end(), [&](const tune::TunedSchedule& one) { return one.key == wanted; });
     if (found != all.end()) return *found;
   }
-  why = fmt::format("--tuned: {} has no entry for this layer on '{}', {} ranks and about {} tokens",
-                    io::quote_path(options.tuned), key.machine, key.ranks, key.tokens);
+  why = fmt::format("--tuned: {} has no entry for this layer's {} on '{}', {} ranks and about {} tokens",
+                    io::quote_path(options.tuned), direction_name(key.direction), key.machine, key.ranks, key.tokens);
   return std::nullopt;
 }
 
@@ -78,23 +80,28 @@ Choice look(const LayerOptions& options, Direction direction, const Group& group
     take(entry, folder.path(wanted).string(), why);
     if (choice.schedule) break;
   }
-  if (choice.schedule || group.engine() != EngineKind::kCuda) return choice;
+  if (choice.schedule) return choice;
+  choice.source = "the built-in defaults";
+  if (group.engine() != EngineKind::kCuda) return choice;
   std::string doubt;
   const std::optional<sim::MachineDescription> calibrated =
       tune::find_calibrated(cuda::device_label(group.device(group.first_local_rank())), doubt);
   if (!doubt.empty()) choice.remarks.push_back(doubt);
   const sim::MachineDescription* const description = calibrated ? &*calibrated : sim::machine_of_device(key.machine);
-  if (description == nullptr) return choice;
-  const std::optional<SolverChoice> solved = solver_choice(options, direction, group.machine(), *description);
-  std::string why;
+  if (description == nullptr) {
+    choice.source += "; no machine description is of this GPU";
+    return choice;
+  }
+  std::string unasked, why;
+  const std::optional<SolverChoice> solved = solver_choice(options, direction, group.machine(), *description, &unasked);
   // What was given stays, whatever the solver varied.
   if (solved && overlaid(options, direction, group, solved->schedule, why) == solved->schedule) {
     choice.schedule = solved->schedule;
     choice.source =
         fmt::format("the solver, {:.3f} of the default's time on {} as simulated", solved->ratio, description->name);
   } else {
-    choice.source =
-        fmt::format("the built-in defaults, which the solver does not surely beat on {}", description->name);
+    choice.source += unasked.empty() ? fmt::format(", which the solver does not surely beat on {}", description->name)
+                                     : fmt::format("; the solver was not asked: {}", unasked);
   }
   return choice;
 }
@@ -116,14 +123,17 @@ std::optional<Schedule> overlaid(const LayerOptions& options, Direction directio
                                  const Schedule& whole, std::string& why) {
   PartialSchedule fields = PartialSchedule::from(whole);
   for (const auto& [name, value] : options.given(direction).values()) fields.set(name, value);
+  const ScheduleRequest request = {
+      .direction = direction, .shape = options.shape, .numerics = options.numerics, .machine = group.machine()};
   try {
-    return resolve(
-        fields,
-        {.direction = direction, .shape = options.shape, .numerics = options.numerics, .machine = group.machine()});
+    const Schedule schedule = resolve(fields, request);
+    const std::vector<std::string> reasons = buildable(schedule, request);
+    if (reasons.empty()) return schedule;
+    why = reasons.front();
   } catch (const Error& error) {
     why = error.what();
-    return std::nullopt;
   }
+  return std::nullopt;
 }
 
 tune::TunedKey tuned_key(const LayerOptions& options, Direction direction, const Group& group) {
@@ -210,14 +220,12 @@ Schedule chosen_schedule(const LayerOptions& options, Direction direction, Group
   const Schedule own = choice.schedule.value_or(built_in);
   const std::string text = text_of_first_rank(group, to_text(own));
   if (first && logs()) {
-    std::cerr << fmt::format("uniep: schedule ({}) from {}: {}\n",
-                             direction == Direction::kForward ? "forward" : "backward",
-                             choice.source.empty() ? "the built-in defaults" : choice.source, text);
+    std::cerr << fmt::format("uniep: schedule ({}) from {}: {}\n", direction_name(direction), choice.source, text);
   }
   if (const std::vector<int> others = ranks_that_differ(group, to_text(own) + refused); first && !others.empty()) {
     std::cerr << fmt::format(
         "uniep: schedule ({}): {} found another one, in another cache or --tuned file; rank 0's counts\n",
-        direction == Direction::kForward ? "forward" : "backward", tune::rank_names(others, "has", "have"));
+        direction_name(direction), tune::rank_names(others, "has", "have"));
   }
   if (text == to_text(own)) return own;
   return resolve(

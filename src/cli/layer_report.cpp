@@ -101,8 +101,11 @@ void add_what_ifs(HtmlPage& page, const WhatIfRequest& request, const std::strin
   page.heading(std::string("What if: ") + (direction == Direction::kForward ? "forward" : "backward"));
   page.note(fmt::format(
       "Predicted, not measured. '{}' is what differs from the default above, where that is legal and has a kernel. "
-      "Routing is uniform but in the last table, and T is the largest of any rank.{} The bound is what no schedule "
-      "beats. Above EP 8 no engine is built; these rows are for one as it would be.",
+      "Routing is uniform but in the last table, and T is the largest of any rank. Where it is uniform, one rank "
+      "stands "
+      "for all, so that times differ a little from those above.{} The bound is what no schedule beats; the one above "
+      "is "
+      "of its schedule alone. Above EP 8 no engine is built; these rows are for one as it would be.",
       column, layer.ranks > kSimulatedRanks ? " All but ranks are for EP 8." : ""));
   add_what_if_table(page, {"Other machines", "machine", what_if_machines(layer, direction, found, description), false},
                     column);

@@ -18,6 +18,7 @@
 #include "cli/output_file.h"
 #include "cli/report_words.h"
 #include "cli/simulate_report.h"
+#include "cli/solve_request.h"
 #include "cli/trace_compare.h"
 #include "cli/trace_file.h"
 #include "cli/traced_run.h"
@@ -133,6 +134,22 @@ Machine target_machine(const LayerOptions& layer, const sim::MachineDescription&
   return target;
 }
 
+// Rank 0 stands for all: it may not have much less to do than the busiest rank, for which all wait.
+void require_one_rank_to_do(const LayerOptions& layer, const Placement& placement) {
+  constexpr double kFewer = 0.9;
+  if (one_rank_stands_for_all(layer)) return;
+  int busiest = 0;
+  for (int rank = 1; rank < layer.ranks; ++rank) {
+    if (placement.rows(rank) > placement.rows(busiest)) busiest = rank;
+  }
+  const int64_t rows = placement.rows(0), most = placement.rows(busiest);
+  if (static_cast<double>(rows) >= kFewer * static_cast<double>(most)) return;
+  throw Error(Status::kInvalidArgument,
+              fmt::format("--one-rank: rank 0 has {} rows and rank {} {}; must be about as many as on the busiest, or "
+                          "leave it out",
+                          rows, busiest, most));
+}
+
 struct TracePair {
   TraceSummary measured, simulated;
 };
@@ -145,7 +162,7 @@ TracePair compare_traces(const SimulateCommandOptions& options, const Trace& oth
   pair.simulated = summarize(parse_trace(simulated_json, "simulated"), call, "simulated");
   naming_option("--against", [&] {
     pair.measured = summarize(other, call, options.against);
-    std::string differs = differing_program(pair.measured, pair.simulated);
+    std::string differs = differing_call(pair.measured, pair.simulated);
     if (differs.empty()) differs = differing(pair.measured);
     if (differs.empty()) return;
     throw Error(Status::kInvalidArgument,
@@ -183,6 +200,7 @@ int run_simulate(const SimulateCommandOptions& options) {
   OutputFile report_file("--report", options.report);
 
   const Placement placement = place_ids(layer, make_ids(layer));
+  if (options.one_rank) require_one_rank_to_do(layer, placement);
   const auto program_of = [&](const Schedule& of) {
     ProgramRequest request = sim::simulated_request(layer.shape, layer.numerics, of, options.direction, machine);
     request.workers = target.workers;
@@ -248,7 +266,8 @@ void add_simulate_command(CLI::App& app, std::function<int()>& action) {
   add_text_option(
       *command, "--limit-clock", [options](const std::string& text) { options->limit_ghz = parse_clock(text); }, "GHZ",
       "what the power limit leaves, where other calls take turns with this one (default by its own load)");
-  command->add_flag("--one-rank", options->one_rank, "one rank stands for all: many times faster, for uniform routing");
+  command->add_flag("--one-rank", options->one_rank,
+                    "rank 0 stands for all: many times faster, for routing that gives it as much as others");
   command->add_option("--trace", options->trace, "timeline as Perfetto JSON")->type_name("FILE");
   command->add_option("--against", options->against, "timeline of an engine to lay beside the simulated one")
       ->type_name("FILE");

@@ -1,5 +1,7 @@
 #include "cli/solver_choice.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -21,16 +23,21 @@ constexpr int64_t kShortTokens = 4096;
 }  // namespace
 
 std::optional<SolverChoice> solver_choice(const LayerOptions& layer, Direction direction, const Machine& machine,
-                                          const sim::MachineDescription& description) {
-  if (machine.engine != EngineKind::kCuda) return std::nullopt;
-  // One such layer was measured: too few to know how far the simulator is off.
-  if (layer.numerics.combine_groups > 0) return std::nullopt;
-  if (machine.ranks > std::min(description.most_ranks(), kMaxBuiltRanks)) return std::nullopt;
+                                          const sim::MachineDescription& description, std::string* unasked) {
   LayerOptions uniform = layer;
   const std::vector<int64_t> tokens = layer.tokens();
   uniform.routing = "uniform";
   uniform.tokens_given = {std::min(*std::max_element(tokens.begin(), tokens.end()), kSimulatedTokens)};
-  if (uniform.tokens_given.front() == 0) return std::nullopt;
+  const auto not_asked = [&](const std::string& why) {
+    if (unasked != nullptr) *unasked = why;
+    return std::nullopt;
+  };
+  const int most_ranks = std::min(description.most_ranks(), kMaxBuiltRanks);
+  if (machine.engine != EngineKind::kCuda) return not_asked("it is for the cuda engine");
+  if (machine.ranks > most_ranks) return not_asked(fmt::format("it knows up to {} ranks", most_ranks));
+  if (uniform.tokens_given.front() == 0) return not_asked("there are no tokens");
+  // One such layer was measured: too few to know how far the simulator is off.
+  if (layer.numerics.combine_groups > 0) return not_asked("it knows too little of combine groups");
   tune::SolveRequest request = solve_request({uniform, direction}, description, Placement());
   request.best = kBestSimulated;
   request.fixed = with_only_buildable(std::move(request.fixed), machine);
@@ -38,7 +45,7 @@ std::optional<SolverChoice> solver_choice(const LayerOptions& layer, Direction d
   try {
     solution = tune::solve(request);
   } catch (const Error&) {
-    return std::nullopt;  // what was given leaves nothing that the solver knows
+    return not_asked("what was given leaves nothing that it knows");
   }
   const SimulatedLayer simulated(request, place_ids(uniform, make_ids(uniform)), one_rank_stands_for_all(uniform));
   const double base = simulated.milliseconds(solution.default_schedule);

@@ -16,7 +16,10 @@ namespace uniep::cli {
 TraceSummary summarize(const Trace& trace, const std::string& call, const std::string& name) {
   double from = -std::numeric_limits<double>::infinity(), until = std::numeric_limits<double>::infinity();
   TraceSummary summary;
-  if (trace.marks.size() == 1) summary = {.shape = trace.marks[0].shape, .schedule = trace.marks[0].schedule};
+  const auto tell = [&](const TraceMark& mark) {
+    summary = {.shape = mark.shape, .schedule = mark.schedule, .more = mark.more};
+  };
+  if (trace.marks.size() == 1) tell(trace.marks[0]);
   if (trace.marks.size() > 1) {
     const auto at =
         std::find_if(trace.marks.begin(), trace.marks.end(), [&](const TraceMark& mark) { return mark.name == call; });
@@ -25,7 +28,7 @@ TraceSummary summarize(const Trace& trace, const std::string& call, const std::s
                                                         io::quote_path(name), trace.marks.size(), call));
     }
     from = at->time_us;
-    summary = {.shape = at->shape, .schedule = at->schedule};
+    tell(*at);
     for (const TraceMark& mark : trace.marks) {
       if (mark.time_us > from) until = std::min(until, mark.time_us);
     }
@@ -70,12 +73,19 @@ TraceSummary summarize(const Trace& trace, const std::string& call, const std::s
   return summary;
 }
 
-std::string differing_program(const TraceSummary& measured, const TraceSummary& simulated) {
+std::string differing_call(const TraceSummary& measured, const TraceSummary& simulated) {
   if (!measured.shape.empty() && measured.shape != simulated.shape) {
     return fmt::format("its shape is {}, not {}", io::quote_text(measured.shape), simulated.shape);
   }
   if (measured.processes != simulated.processes) {
     return fmt::format("it has {} ranks, not {}", measured.processes, simulated.processes);
+  }
+  constexpr const char* kOfTheCall[] = {"tokens", "routing",        "seed",  "activation", "router_weight",
+                                        "bias",   "combine_groups", "wgrad", "workers",    "state"};
+  for (const char* const key : kOfTheCall) {
+    const auto said = measured.more.find(key), other = simulated.more.find(key);
+    if (said == measured.more.end() || other == simulated.more.end() || said->second == other->second) continue;
+    return fmt::format("its {} is {}, not {}", key, io::quote_text(said->second), other->second);
   }
   for (const auto& [name, stage] : measured.stages) {
     const auto other = simulated.stages.find(name);

@@ -16,11 +16,12 @@ struct TracedStage {
   double mean_us = 0;               // of a tile
 };
 struct TraceSummary {
-  std::string shape, schedule;  // empty: the timeline does not say
-  int processes = 0;            // ranks
-  double begin_ms = 0;          // of the first GEMM tile, from the first event on
-  double waits_ms = 0;          // that compute agents waited for, in the mean of them
-  double end_ms = 0;            // of the last event
+  std::string shape, schedule;              // empty: the timeline does not say
+  std::map<std::string, std::string> more;  // of its mark: what else was called, and how (traced_run.h)
+  int processes = 0;                        // ranks
+  double begin_ms = 0;                      // of the first GEMM tile, from the first event on
+  double waits_ms = 0;                      // that compute agents waited for, in the mean of them
+  double end_ms = 0;                        // of the last event
   std::map<std::string, TracedStage> stages = {};
 };
 
@@ -28,9 +29,10 @@ struct TraceSummary {
 // Error(kInvalidArgument) where it has several and none of this name.
 TraceSummary summarize(const Trace& trace, const std::string& call, const std::string& name);
 
-// What makes two timelines not of the same Program: the shape, where both say it, ranks, and tiles by stage but for
-// reduce, whose tiles engines cut as they like. Empty where nothing does.
-std::string differing_program(const TraceSummary& measured, const TraceSummary& simulated);
+// What makes two timelines not of the same call: the shape and all that was called, where both say it, ranks, and tiles
+// by stage but for reduce, whose tiles engines cut as they like. Empty where nothing does. Of which machines they are
+// may differ.
+std::string differing_call(const TraceSummary& measured, const TraceSummary& simulated);
 
 // What in the Schedule that the timeline says makes it run in another way than `schedule`. Empty where nothing does, or
 // where it says none.

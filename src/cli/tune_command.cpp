@@ -262,8 +262,8 @@ TunedDirection tune_direction(const TuneOptions& options, Direction direction, G
   }
   if (!undecided) cache.write([&] { journal.finish(); });
   // A default that nothing was compared with says no more than no entry.
-  const bool knows = tuned.search.best != 0 || !undecided;
-  if (reports && knows) cache.write([&] { folder.store(tuned.entry); });
+  tuned.knows = tuned.search.best != 0 || !undecided;
+  if (reports && tuned.knows) cache.write([&] { folder.store(tuned.entry); });
   if (!options.traces) return tuned;
   tuned.default_call = traced_call(runner, direction, base);
   tuned.chosen_call = traced_call(runner, direction, best.schedule);
@@ -332,7 +332,7 @@ int tune_group(TuneOptions options) {
   for (const Direction direction : options.directions) {
     TunedDirection tuned = tune_direction(options, direction, group, runner, forward);
     if (!reports) continue;
-    entries.push_back(tuned.entry);
+    if (tuned.knows) entries.push_back(tuned.entry);
     json.push_back(json_of(tuned));
     table += table_of(tuned);
     directions.push_back(std::move(tuned));

@@ -15,6 +15,7 @@ namespace uniep::cli {
 struct TunedDirection {
   tune::TunedSchedule entry;
   tune::SearchResult search;
+  bool knows = true;                     // whether the entry says more than none
   TracedCall default_call, chosen_call;  // recorded for a report
 };
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
+#include <map>
 #include <set>
 
 #include "program/buildable.h"
@@ -96,7 +97,7 @@ class Search {
     return true;
   }
 
-  uint64_t count() { return count(all_variables()); }
+  uint64_t count() { return count(step_of(all_variables())); }
 
  private:
   bool holds(const Rule& rule) const { return rule.holds(schedule_, context_, rule.stage); }
@@ -124,38 +125,63 @@ class Search {
     return field;
   }
 
-  // The field of a component that most rules tie to others: its value cuts the component into smaller ones soonest.
-  int most_tied(FieldMask component) const {
-    int best = first_field(component), best_ties = -1;
+  // Of a component the field with the fewest values, and of these the one that most rules tie to others: it cuts the
+  // component into smaller ones soonest.
+  int first_assigned(FieldMask component) const {
+    int first = -1, most_ties = 0;
+    std::size_t fewest = 0;
     for (FieldMask left = component; left != 0; left &= left - 1) {
       const int field = first_field(left);
+      const std::size_t values = values_of(field).size();
       int ties = 0;
       for (const Rule& rule : rules_) {
         if ((rule.reads & field_bit(field)) != 0) ties += field_count(rule.reads & component) - 1;
       }
-      if (ties > best_ties) {
-        best = field;
-        best_ties = ties;
-      }
+      if (first >= 0 && (values > fewest || (values == fewest && ties <= most_ties))) continue;
+      first = field;
+      fewest = values;
+      most_ties = ties;
     }
-    return best;
+    return first;
   }
 
   // Fields that no rule ties together multiply, so a component at a time is counted, a value of one field at a time.
-  uint64_t count(FieldMask open) {
-    if (open == 0) return 1;
+  // How is the same whatever the values, and so worked out once for each set of open fields.
+  struct Step {
+    int field = 0;
+    const Values* values = nullptr;
+    std::vector<const Rule*> rules;  // whose last field it is
+    const Step* next = nullptr;      // for the rest of its component
+    const Step* beside = nullptr;    // for the other components
+  };
+
+  const Step* step_of(FieldMask open) {
+    if (open == 0) return nullptr;
+    const auto [found, is_new] = steps_.try_emplace(open);
+    Step& step = found->second;
+    if (!is_new) return &step;
     const FieldMask component = component_of(open & (~open + 1), open);
-    const uint64_t others = count(open & ~component);
+    step.field = first_assigned(component);
+    step.values = &values_of(step.field);
+    const FieldMask left = component & ~field_bit(step.field);
+    for (const Rule& rule : rules_) {
+      if ((rule.reads & field_bit(step.field)) != 0 && (rule.reads & left) == 0) step.rules.push_back(&rule);
+    }
+    step.next = step_of(left);
+    step.beside = step_of(open & ~component);
+    return &step;
+  }
+
+  uint64_t count(const Step* step) {
+    if (step == nullptr) return 1;
+    const uint64_t others = count(step->beside);
     if (others == 0) return 0;
-    const int field = most_tied(component);
-    const FieldMask left = component & ~field_bit(field);
     uint64_t sum = 0;
-    for (const std::optional<int> value : values_of(field)) {
-      descriptor_of(field).set(schedule_, value);
-      const bool legal = std::all_of(rules_.begin(), rules_.end(), [&](const Rule& rule) {
-        return (rule.reads & field_bit(field)) == 0 || (rule.reads & left) != 0 || holds(rule);
-      });
-      if (legal && __builtin_add_overflow(sum, count(left), &sum)) return std::numeric_limits<uint64_t>::max();
+    for (const std::optional<int> value : *step->values) {
+      descriptor_of(step->field).set(schedule_, value);
+      const bool legal =
+          std::all_of(step->rules.begin(), step->rules.end(), [&](const Rule* rule) { return holds(*rule); });
+      if (legal && __builtin_add_overflow(sum, count(step->next), &sum)) return std::numeric_limits<uint64_t>::max();
     }
     return __builtin_mul_overflow(sum, others, &sum) ? std::numeric_limits<uint64_t>::max() : sum;
   }
@@ -165,6 +191,7 @@ class Search {
   Schedule schedule_;
   std::vector<Variable> variables_;
   std::vector<std::vector<const Rule*>> checks_;  // by variable: the rules whose last field it is
+  std::map<FieldMask, Step> steps_;               // by the open fields
 };
 
 std::vector<Variable> variables_of(const SpaceLimits& limits, const RuleContext& context) {

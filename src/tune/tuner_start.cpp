@@ -6,6 +6,7 @@
 
 #include "io/quote.h"
 #include "model/refuse.h"
+#include "program/buildable.h"
 #include "tune/rank_names.h"
 #include "tune/tuner_state.h"
 #include "uniep/error.h"
@@ -125,14 +126,16 @@ std::optional<Schedule> Tuner::Implementation::legal(const Slot& slot, PartialSc
   // Forward and backward agree on them.
   fields.set("save.xg", slot.given.save_xg == SaveXg::kKeep ? "keep" : "redispatch");
   fields.set("save.z", slot.given.save_z == SaveZ::kKeep ? "keep" : "recompute");
+  const ScheduleRequest request = {.direction = slot.direction,
+                                   .shape = layer.config.shape,
+                                   .numerics = layer.config.numerics,
+                                   .machine = options_.machine};
   try {
-    return resolve(fields, {.direction = slot.direction,
-                            .shape = layer.config.shape,
-                            .numerics = layer.config.numerics,
-                            .machine = options_.machine});
-  } catch (const Error&) {
-    return std::nullopt;
+    const Schedule schedule = resolve(fields, request);
+    if (buildable(schedule, request).empty()) return schedule;
+  } catch (const Error&) {  // not legal here
   }
+  return std::nullopt;
 }
 
 void Tuner::Implementation::find_kept() {

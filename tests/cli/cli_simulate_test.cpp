@@ -7,6 +7,7 @@
 
 #include "cli/trace_file.h"
 #include "io/file.h"
+#include "io/npy.h"
 #include "sim/machine.h"
 #include "support/command.h"
 #include "support/html_page.h"
@@ -210,6 +211,21 @@ TEST(CliSimulate, RefusesTimelinesOfSomethingElse) {
                    "is of something else: it has 2 ranks, not 4");
   expect_bad_usage({"simulate", "--shape", "512,512,16,2", "--ranks", "2", "--tokens", "256", "--against", trace},
                    "is of something else: its shape is '512,256,16,2', not 512,512,16,2");
+  // As many tiles, of another call.
+  const std::vector<std::pair<std::vector<std::string>, std::string>> changes = {
+      {{"--seed", "7"}, "its seed is '1', not 7"},
+      {{"--routing", "zipf:0.1"}, "its routing is 'uniform', not zipf:0.1"},
+      {{"--router-weight", "output"}, "its router_weight is 'activation', not output"},
+      {{"--bias"}, "its bias is 'no', not yes"},
+      {{"--state", "paused"}, "its state is 'sustained', not paused"},
+      {{"--workers", "100"}, "its workers is '132', not 100"},
+  };
+  for (const auto& [change, message] : changes) {
+    expect_bad_usage(join(join(kSmall, change), {"--against", trace}), "is of something else: " + message);
+  }
+  expect_bad_usage({"simulate", "--shape", "512,256,16,2", "--ranks", "2", "--tokens", "255", "--against", trace},
+                   "is of something else: its tokens is '256,256', not 255,255");
+  EXPECT_EQ(run_command(join(kSmall, {"--machine", "dgx_h100", "--against", trace})).status, 0);  // machines compared
   // As many tiles as the simulated ones, in another order.
   ASSERT_EQ(run_command(join(kSmall, {"--trace", other, "--schedule", "order.raster=4"})).status, 0);
   expect_bad_usage(join(kSmall, {"--against", other, "--schedule", "order.raster=2"}),
@@ -251,6 +267,18 @@ TEST(CliSimulate, RefusesWhatTheMachineCanNot) {
   expect_bad_usage(join(kSmall, {"--schedule", "tile.m=64"}), "tile.m");
   expect_bad_usage({"simulate", "--ranks", "2", "--tokens", "3,4", "--one-rank"},
                    "one rank for all: rank 1 has 4 tokens and rank 0 3");
+  const TemporaryFolder folder;
+  const std::string to_last = (folder / "last.npy").string(), to_first = (folder / "first.npy").string();
+  const auto all_to = [](int32_t expert) {
+    std::vector<int32_t> ids;
+    for (int slot = 0; slot < 512 * 2; ++slot) ids.push_back(expert + slot % 2);
+    return ids;
+  };
+  io::write_npy(to_last, {{512, 2}, all_to(14)});
+  io::write_npy(to_first, {{512, 2}, all_to(0)});
+  expect_bad_usage(join(kSmall, {"--one-rank", "--routing", to_last}),
+                   "--one-rank: rank 0 has 0 rows and rank 1 1024; must be about as many as on the busiest");
+  EXPECT_EQ(run_command(join(kSmall, {"--one-rank", "--routing", to_first})).status, 0);
   expect_bad_usage(join(kSmall, {"--state", "cold"}), "--state: 'cold'; must be sustained|paused");
   expect_bad_usage(join(kSmall, {"--state", "paused", "--limit-clock", "1.2"}),
                    "--limit-clock: '1.2'; must be left out with --state paused");

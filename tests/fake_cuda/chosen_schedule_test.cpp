@@ -87,6 +87,28 @@ TEST(ChosenSchedule, AnEntryThatDoesNotRunHereIsLeftOutWithALine) {
   branches.expect_all_taken();
 }
 
+// Legal by every rule of a Schedule, and yet more than the engine has kernels for.
+TEST(ChosenSchedule, AnEntryWithoutAKernelIsLeftOutWithALine) {
+  const TemporaryFolder folder;
+  const ScopedVariable cache("UNIEP_CACHE_DIR", (folder / "cache").string());
+  cli::LayerOptions options;
+  options.engine = EngineKind::kCuda;
+  options.shape = {1024, 512, 64, 2};
+  options.numerics.combine_groups = 64;
+  options.ranks = 2;
+  options.tokens_given = {64};
+  Group group = two_gpus();
+  const Schedule built_in = options.resolved(Direction::kForward, group.machine());
+  tune::TunedSchedule entry{.key = cli::tuned_key(options, Direction::kForward, group), .schedule = built_in};
+  entry.milliseconds = entry.default_milliseconds = 1;
+  entry.schedule.order.raster = 3;
+  cli::tuned_folder().store(entry);
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(cli::chosen_schedule(options, Direction::kForward, group), built_in);
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_NE(said.find("combine_groups=64: the cuda engine sums up to 32; it is left out\n"), std::string::npos) << said;
+}
+
 // On a GPU that the default was not made for, as calibrated: of both directions, where nothing was tuned.
 TEST(ChosenSchedule, IsTheSolversWhereThatSurelyBeatsTheDefault) {
   const TemporaryFolder folder;

@@ -237,7 +237,9 @@ TEST(Solve, EveryPointBesideAGivenFieldIsLegal) {
       // A rank with one expert has waves inside it alone.
       const bool parts = std::string(fixed).find("blocks") != std::string::npos;
       const bool shares = std::string(fixed).find("share") != std::string::npos;
-      if (shape.experts == 8) EXPECT_EQ(mixed > 0, parts || shares) << fixed;
+      if (shape.experts == 8) {
+        EXPECT_EQ(mixed > 0, parts || shares) << fixed;
+      }
       for (const Ranked& ranked : tune::solve(request).best) {
         const std::string text = to_text(ranked.schedule);
         EXPECT_TRUE(validate(ranked.schedule, scheduled(request)).empty()) << text;

@@ -64,11 +64,19 @@ TEST(SolverChoice, IsLegalAFunctionOfItsArgumentsAndSurelyBetterOrNone) {
     }
   }
   branches.expect_all_taken();
-  EXPECT_FALSE(cli::solver_choice(layer_of({2048, 768, 128, 8}, 8, 0), Direction::kForward,
-                                  sim::schedule_machine(h200, 8), h200));
-  Machine cpu = sim::schedule_machine(h200, 8);
+  const auto expect_unasked = [&](int64_t tokens, const Machine& machine, const std::string& why) {
+    std::string unasked;
+    const cli::LayerOptions layer = layer_of({2048, 768, 128, 8}, machine.ranks, tokens);
+    EXPECT_FALSE(cli::solver_choice(layer, Direction::kForward, machine, h200, &unasked));
+    EXPECT_EQ(unasked, why);
+  };
+  expect_unasked(0, sim::schedule_machine(h200, 8), "there are no tokens");
+  Machine cpu = sim::schedule_machine(h200, 8), wide = cpu;
   cpu.engine = EngineKind::kCpu;
-  EXPECT_FALSE(cli::solver_choice(layer_of({2048, 768, 128, 8}, 8, 1024), Direction::kForward, cpu, h200));
+  expect_unasked(1024, cpu, "it is for the cuda engine");
+  wide.ranks = 16;
+  expect_unasked(1024, wide, "it knows up to 8 ranks");
+  expect_unasked(1024, sim::schedule_machine(h200, 8), "");  // asked, and the default stays
 }
 
 // One layer whose rows are summed by groups was measured: too few to know the simulator's error there.
@@ -80,7 +88,9 @@ TEST(SolverChoice, LeavesLayersWithGroupsAlone) {
   layer.schedule = PartialSchedule::parse("fusion=none");
   ASSERT_TRUE(cli::solver_choice(layer, Direction::kForward, machine, h200));
   layer.numerics.combine_groups = 8;
-  EXPECT_FALSE(cli::solver_choice(layer, Direction::kForward, machine, h200));
+  std::string unasked;
+  EXPECT_FALSE(cli::solver_choice(layer, Direction::kForward, machine, h200, &unasked));
+  EXPECT_EQ(unasked, "it knows too little of combine groups");
 }
 
 #if defined(NDEBUG) && !defined(UNIEP_SANITIZED)
