@@ -17,9 +17,9 @@ namespace {
 
 // False if it was known.
 bool note_death(uint64_t member) {
-  static std::mutex mutex;
+  static std::mutex noting;
   static std::set<uint64_t> known;
-  const std::lock_guard lock(mutex);
+  const std::lock_guard lock(noting);
   return known.insert(member).second;
 }
 

@@ -225,7 +225,10 @@ TEST(CliSimulate, RefusesTimelinesOfSomethingElse) {
   }
   expect_bad_usage({"simulate", "--shape", "512,256,16,2", "--ranks", "2", "--tokens", "255", "--against", trace},
                    "is of something else: its tokens is '256,256', not 255,255");
-  EXPECT_EQ(run_command(join(kSmall, {"--machine", "dgx_h100", "--against", trace})).status, 0);  // machines compared
+  for (const std::vector<std::string>& change :  // machines are compared; weight gradients are backward's
+       {std::vector<std::string>{"--machine", "dgx_h100"}, {"--wgrad", "main_grad"}}) {
+    EXPECT_EQ(run_command(join(join(kSmall, change), {"--against", trace})).status, 0);
+  }
   // As many tiles as the simulated ones, in another order.
   ASSERT_EQ(run_command(join(kSmall, {"--trace", other, "--schedule", "order.raster=4"})).status, 0);
   expect_bad_usage(join(kSmall, {"--against", other, "--schedule", "order.raster=2"}),
