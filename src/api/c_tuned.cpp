@@ -7,7 +7,7 @@
 #include "io/cache_folder.h"
 #include "io/file.h"
 #include "io/quote.h"
-#include "program/buildable.h"
+#include "tune/online_candidates.h"
 #include "tune/tuned.h"
 
 namespace uniep {
@@ -26,9 +26,9 @@ std::vector<tune::TunedSchedule> entries_of(const char* file) {
 bool serves(const tune::TunedSchedule& tuned, const Group& group, const std::string& machine) {
   const tune::TunedKey& key = tuned.key;
   if (key.machine != machine || key.ranks != group.ranks() || !key.conditions.empty()) return false;
-  const ScheduleRequest request = {
-      .direction = key.direction, .shape = key.shape, .numerics = key.numerics, .machine = group.machine()};
-  return validate(tuned.schedule, request).empty() && buildable(tuned.schedule, request).empty();
+  return tune::is_runnable(
+      tuned.schedule,
+      {.direction = key.direction, .shape = key.shape, .numerics = key.numerics, .machine = group.machine()});
 }
 
 }  // namespace

@@ -34,10 +34,6 @@ ScheduleRequest schedule_request(const TunerLayer& layer, Direction direction, c
   return {.direction = direction, .shape = layer.config.shape, .numerics = layer.config.numerics, .machine = machine};
 }
 
-bool is_runnable(const Schedule& schedule, const ScheduleRequest& request) {
-  return validate(schedule, request).empty() && buildable(schedule, request).empty();
-}
-
 // The solver's and the closed form's view of a layer; of what they do not know they say nothing.
 class Model {
  public:
@@ -82,6 +78,10 @@ class Model {
 };
 
 }  // namespace
+
+bool is_runnable(const Schedule& schedule, const ScheduleRequest& request) {
+  return validate(schedule, request).empty() && buildable(schedule, request).empty();
+}
 
 std::vector<Schedule> online_candidates(const TunerLayer& layer, Direction direction, const Machine& machine,
                                         const Schedule& incumbent, const sim::MachineDescription& description) {

@@ -7,6 +7,9 @@
 
 namespace uniep::tune {
 
+// Whether a Schedule is legal and has a kernel.
+bool is_runnable(const Schedule& schedule, const ScheduleRequest& request);
+
 // What is worth trying beside an incumbent, a pure function of its arguments: on cuda the solver's best of a forward
 // layer, then what differs from the incumbent in one field. Each is legal, has a kernel, runs otherwise than the
 // incumbent and the others, needs no other saved state, keeps the fixed fields and comm.reserve_sms, and, where the
