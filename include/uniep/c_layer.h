@@ -69,8 +69,8 @@ UNIEP_API uniep_status uniep_compile(const uniep_group* group, const uniep_layer
 
 /* What `uniep tune` has found for the group's machine and ranks, as --export writes it, whatever the layer and T: of
  * `file`, or with NULL of the cache in UNIEP_CACHE_DIR (else $XDG_CACHE_HOME/uniep, else ~/.cache/uniep). Without
- * entries for given fields or another routing, and those that are not legal now. Not collective. Buffer, capacity and
- * *needed as above. UNIEP_IO or UNIEP_INVALID_ARGUMENT: `file` is none. */
+ * entries for given fields or another routing, and those that are not legal or have no kernel now. Not collective.
+ * Buffer, capacity and *needed as above. UNIEP_IO or UNIEP_INVALID_ARGUMENT: `file` is none. */
 UNIEP_API uniep_status uniep_tuned_schedules(const uniep_group* group, const char* file, char* buffer, size_t capacity,
                                              size_t* needed);
 

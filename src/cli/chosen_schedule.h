@@ -17,7 +17,8 @@ tune::TunedKey tuned_key(const LayerOptions& options, Direction direction, const
 // Where `uniep tune` keeps what it finds: UNIEP_CACHE_DIR, as for compiled kernels.
 tune::TunedFolder tuned_folder();
 
-// The fields that were given over a whole Schedule's; none where that is not legal, for what is then in `why`.
+// The fields that were given over a whole Schedule's; none where that is not legal or has no kernel, for what is then
+// in `why`.
 std::optional<Schedule> overlaid(const LayerOptions& options, Direction direction, const Group& group,
                                  const Schedule& whole, std::string& why);
 

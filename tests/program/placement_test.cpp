@@ -9,6 +9,7 @@
 
 #include "model/place.h"
 #include "support/branch_counts.h"
+#include "support/built_program.h"
 #include "support/random_layer.h"
 
 namespace uniep::test {
@@ -62,6 +63,38 @@ TEST(Placement, RowsStandInGlobalBatchOrder) {
     for (int64_t expert = 0; expert < experts; ++expert) {
       ASSERT_EQ(next[expert], state->expert_rows[expert]);
       ASSERT_EQ(state->segment_start[expert] % kRowAlignment, 0);
+    }
+  }
+  branches.expect_all_taken();
+}
+
+// What a rank finds of every rank's slots, beside the rows that it knows by itself.
+TEST(Placement, EveryRankFindsItsRowsOfAllRanksSlots) {
+  BranchCounts branches;
+  for (uint64_t seed = 1; seed <= 60; ++seed) {
+    const BuiltProgram built = build(seed, seed % 2 == 0 ? Direction::kForward : Direction::kBackward);
+    const internal::PlacementState& state = *built.placement;
+    for (int rank = 0; rank < state.ranks; ++rank) {
+      const program::RankProgram& p = built.program->rank(rank);
+      int64_t found = 0;
+      for (int source = 0; source < state.ranks; ++source) {
+        for (int32_t token = 0; token < state.rank[source].tokens; ++token) {
+          for (int32_t slot = 0; slot < p.topk; ++slot) {
+            const int32_t row = program::row_here(p, source, program::first_entry(p, source, token) + slot);
+            const int32_t expert = state.rank[source].expert_of_slot[token * p.topk + slot];
+            branches.count("an unused slot", expert < 0);
+            branches.count("a slot of another rank's expert", expert >= 0 && row < 0);
+            branches.count("a slot of another rank's token", row >= 0 && source != rank);
+            if (row < 0) continue;
+            ++found;
+            const RowSource& of_row = state.rank[rank].rows[row];
+            ASSERT_EQ(of_row.rank, source) << built.text;
+            ASSERT_EQ(of_row.token, token) << built.text;
+            ASSERT_EQ(of_row.slot, slot) << built.text;
+          }
+        }
+      }
+      ASSERT_EQ(found, state.rows[rank]) << built.text;  // all of them, each once
     }
   }
   branches.expect_all_taken();
